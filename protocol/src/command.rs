@@ -1,0 +1,141 @@
+//! The commands of a shard's state machine, as clients send them and as the Raft log keeps them:
+//! a command is not translated between the socket and `apply`.
+//!
+//! Text travels as bytes so that a key that is not UTF-8 gets its own error code instead of
+//! making the whole frame malformed.
+
+use alloc::vec::Vec;
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::ids::{LeaseId, Mode, Number, Secret, Token};
+
+/// Who sends a command and how its retry is recognised (DESIGN §4, G5).
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// The lease in whose name the command acts.
+    pub lease: LeaseId,
+    /// The lease's secret.
+    pub secret: Secret,
+    /// This command's number; a retry keeps it. An acquire `n` also reserves `n + 1` for its
+    /// cancel and `n + 2` for its release.
+    pub number: Number,
+    /// All outcomes at or below this number have reached the client, except of waiting acquires.
+    pub floor: Number,
+    /// Results at or below the floor that have reached the client; at most `ACKS_MAX`.
+    pub acks: Vec<Number>,
+}
+
+/// The lease that an acquire asks to be made for its hold alone.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnLease {
+    /// Time to live, in milliseconds, `TTL_MS_MIN..=TTL_MS_MAX`.
+    pub ttl_ms: u32,
+    /// The secret that every later command under that lease carries.
+    pub secret: Secret,
+}
+
+/// One command. The variants after `ForceRelease` are proposed by the leader only and refused
+/// from clients.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Mints a lease. Not numbered: a duplicate makes a lease that expires unused.
+    Open {
+        /// Time to live, in milliseconds.
+        ttl_ms: u32,
+        /// Chosen by the client.
+        secret: Secret,
+        /// Shown in listings; at most `LABEL_LEN_MAX` bytes of UTF-8.
+        label: Vec<u8>,
+    },
+    /// Asks for a hold.
+    Acquire {
+        /// Who asks.
+        caller: Caller,
+        /// The key.
+        key: Vec<u8>,
+        /// The mode.
+        mode: Mode,
+        /// A lease of the hold's own, started at the grant.
+        own: Option<OwnLease>,
+        /// Attached to the hold; at most `VALUE_LEN_MAX` bytes.
+        value: Vec<u8>,
+        /// Longest wait in the queue, in milliseconds: 0 decides at once, `u32::MAX` has no limit.
+        /// The server's limit is a backstop; the client cancels first.
+        wait_ms: u32,
+    },
+    /// Ends the wait of an acquire of the same lease; `caller.number` is that acquire's number + 1.
+    Cancel {
+        /// Who asks.
+        caller: Caller,
+        /// If the acquire was granted, release that hold in the same step.
+        release_if_granted: bool,
+    },
+    /// Gives a hold of the caller's lease back. Usually `caller.number` is the acquire's + 2.
+    Release {
+        /// Who asks.
+        caller: Caller,
+        /// The key.
+        key: Vec<u8>,
+        /// The hold's token.
+        token: Token,
+    },
+    /// Gives back a hold that has a lease of its own; idempotent by token.
+    ReleaseOwn {
+        /// The hold's own lease.
+        lease: LeaseId,
+        /// That lease's secret.
+        secret: Secret,
+        /// The key.
+        key: Vec<u8>,
+        /// The hold's token.
+        token: Token,
+    },
+    /// Ends a lease with all it holds and waits for. Idempotent: closing a dead lease is refused
+    /// with `lease_dead`, which a client that asked to close takes as done.
+    Close {
+        /// The lease.
+        lease: LeaseId,
+        /// Its secret.
+        secret: Secret,
+    },
+    /// An operator ends a hold.
+    ForceRelease {
+        /// The key.
+        key: Vec<u8>,
+        /// The token of the hold that is meant; refused if it is not held, so that a retry cannot
+        /// hit the next holder.
+        token: Token,
+        /// Who forces, for events and listings.
+        who: Vec<u8>,
+        /// Why, for events and listings.
+        why: Vec<u8>,
+        /// Pass the key on at once and waive G1 for this hold, instead of waiting until its last
+        /// possible validity ended.
+        now: bool,
+    },
+    /// First command of a shard: sets the token counter's start. Refused when already applied.
+    Begin {
+        /// The first token is above this.
+        token_base: Token,
+    },
+    /// The leader ends a lease whose deadline passed.
+    Expire {
+        /// The lease.
+        lease: LeaseId,
+    },
+    /// The leader ends a forced hold whose last possible validity ended.
+    EndForced {
+        /// The key.
+        key: Vec<u8>,
+        /// The hold's token.
+        token: Token,
+    },
+    /// The leader ends a wait whose `wait_ms` passed.
+    TimeOut {
+        /// The waiting lease.
+        lease: LeaseId,
+        /// The acquire's number.
+        number: Number,
+    },
+}

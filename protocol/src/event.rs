@@ -1,0 +1,121 @@
+//! What happened, with its reason: the one event type that feeds watches, wake-ups, metrics, the
+//! trace log and the simulator's run hash (G6).
+
+use alloc::vec::Vec;
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::ids::{LeaseId, Mode, Number, Revision, Token};
+use crate::outcome::Outcome;
+
+/// Why a hold or a wait ended.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum EndReason {
+    /// Its client released it.
+    Released,
+    /// Its lease's deadline passed without a renewal.
+    LeaseExpired,
+    /// Its client closed the session.
+    SessionClosed,
+    /// An operator forced it.
+    Forced {
+        /// Who.
+        who: Vec<u8>,
+        /// Why.
+        why: Vec<u8>,
+    },
+    /// Its client cancelled the wait.
+    Cancelled,
+    /// Its wait limit passed.
+    TimedOut,
+}
+
+/// One event. All events of one command carry the same revision and travel together.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The shard's revision.
+    pub revision: Revision,
+    /// What happened.
+    pub kind: EventKind,
+}
+
+/// What happened.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum EventKind {
+    /// A lease was minted, by `Open` or by a grant to an own lease.
+    LeaseOpened {
+        /// The lease.
+        lease: LeaseId,
+        /// Its time to live, in milliseconds.
+        ttl_ms: u32,
+    },
+    /// A lease ended; nothing revives it.
+    LeaseEnded {
+        /// The lease.
+        lease: LeaseId,
+        /// Why.
+        reason: EndReason,
+    },
+    /// A hold began.
+    Granted {
+        /// The key.
+        key: Vec<u8>,
+        /// The lease that holds.
+        lease: LeaseId,
+        /// The mode.
+        mode: Mode,
+        /// The fencing token.
+        token: Token,
+    },
+    /// An acquire entered the queue.
+    Queued {
+        /// The key.
+        key: Vec<u8>,
+        /// The waiting lease.
+        lease: LeaseId,
+        /// The acquire's number.
+        number: Number,
+        /// Its wait limit, in milliseconds.
+        wait_ms: u32,
+    },
+    /// A wait ended; `outcome` is what its client must hear.
+    WaitEnded {
+        /// The key.
+        key: Vec<u8>,
+        /// The waiting lease.
+        lease: LeaseId,
+        /// The acquire's number.
+        number: Number,
+        /// Granted, cancelled, timed out, or refused because the lease ended.
+        outcome: Outcome,
+    },
+    /// A hold ended.
+    Ended {
+        /// The key.
+        key: Vec<u8>,
+        /// The lease that held.
+        lease: LeaseId,
+        /// Its token.
+        token: Token,
+        /// Why.
+        reason: EndReason,
+    },
+    /// An operator forced a hold that is not passed on yet; the leader ends it with `EndForced`.
+    ForcedPending {
+        /// The key.
+        key: Vec<u8>,
+        /// The lease that holds.
+        lease: LeaseId,
+        /// Its token.
+        token: Token,
+        /// Who.
+        who: Vec<u8>,
+        /// Why.
+        why: Vec<u8>,
+    },
+    /// Nobody holds the key and nobody waits.
+    Vacant {
+        /// The key.
+        key: Vec<u8>,
+    },
+}

@@ -1,0 +1,43 @@
+//! Every bound of the wire and of the replicated state, in one place (G9).
+
+/// Longest key, in bytes of UTF-8. The shortest is 1.
+pub const KEY_LEN_MAX: usize = 512;
+/// Longest value attached to a hold, in bytes.
+pub const VALUE_LEN_MAX: usize = 4096;
+/// Longest session label, and longest `who` of a forced release, in bytes.
+pub const LABEL_LEN_MAX: usize = 128;
+/// Longest reason of a forced release, in bytes.
+pub const REASON_LEN_MAX: usize = 256;
+
+/// Shortest lease, in milliseconds.
+pub const TTL_MS_MIN: u32 = 1_000;
+/// Longest lease, in milliseconds.
+pub const TTL_MS_MAX: u32 = 600_000;
+
+/// Most shards of a cluster.
+pub const SHARDS_MAX: u32 = 64;
+
+/// How far above its acknowledged floor a lease's command numbers may run. Each acquire takes
+/// three numbers (itself, its cancel, its release).
+pub const WINDOW: u64 = 3 * 4096;
+/// Queued acquires, and unread results, that one lease may have whose numbers the floor passed.
+pub const OPEN_WAITS_MAX: usize = 4096;
+/// Live leases of one shard.
+pub const LEASES_MAX: usize = 1_000_000;
+/// Waiters of one key.
+pub const QUEUE_LEN_MAX: usize = 100_000;
+/// Results that one command may acknowledge.
+pub const ACKS_MAX: usize = 64;
+
+/// Length of a frame's header after its length field.
+pub const HEADER_LEN: usize = 16;
+/// Longest body on a client connection, in bytes.
+pub const CLIENT_BODY_MAX: usize = 64 * 1024;
+/// Longest body on a peer connection, in bytes.
+pub const PEER_BODY_MAX: usize = 4 * 1024 * 1024;
+/// Leases renewed by one request.
+pub const RENEW_BATCH_MAX: usize = 1024;
+/// Entries of one page of a listing.
+pub const PAGE_LEN_MAX: u32 = 256;
+/// Requests of one connection that may await their final reply; waiting acquires count.
+pub const IN_FLIGHT_MAX: usize = 16 * 1024;

@@ -1,0 +1,87 @@
+//! What a command did: remembered by the state for retries and sent to the client as it is.
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use crate::error::ErrorCode;
+use crate::ids::{HoldSetVersion, LeaseId, Revision, Token};
+
+/// A grant, as its client gets it (G1, G2).
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The lease that holds: the caller's, or the hold's own.
+    pub lease: LeaseId,
+    /// The fencing token.
+    pub token: Token,
+    /// The shard's revision of the grant.
+    pub revision: Revision,
+    /// The caller's hold-set version before this very grant...
+    pub version_before: HoldSetVersion,
+    /// ...and after it. A client adopts it only if it knew `version_before`.
+    pub version_after: HoldSetVersion,
+}
+
+/// The outcome of one command.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// `Open`: the lease's deadline counts from the request's first send.
+    Opened {
+        /// The new lease.
+        lease: LeaseId,
+        /// The shard's revision after the command.
+        revision: Revision,
+    },
+    /// `Acquire`, or a `Cancel` that came after the grant and did not ask to release.
+    Granted(Grant),
+    /// `Acquire`: waits; the final outcome follows under the same request id.
+    Queued {
+        /// Waiters before this one, at this revision.
+        position: u32,
+        /// The shard's revision after the command.
+        revision: Revision,
+    },
+    /// A wait ended without a hold because its client cancelled.
+    Cancelled {
+        /// The shard's revision of the cancel.
+        revision: Revision,
+    },
+    /// A wait ended without a hold because its time was over.
+    TimedOut {
+        /// The shard's revision of that end.
+        revision: Revision,
+    },
+    /// A hold was given back, by `Release`, or by a `Cancel` with `release_if_granted`.
+    Released {
+        /// Its token.
+        token: Token,
+        /// The shard's revision after the command.
+        revision: Revision,
+    },
+    /// `Close`, `Expire`.
+    Closed {
+        /// The shard's revision after the command.
+        revision: Revision,
+    },
+    /// `ForceRelease`, `EndForced`.
+    Forced {
+        /// The token of the ended hold.
+        token: Token,
+        /// False while the key waits for the hold's last possible validity to end.
+        passed_on: bool,
+        /// The shard's revision after the command.
+        revision: Revision,
+    },
+    /// `Begin`.
+    Begun {
+        /// The shard's revision after the command.
+        revision: Revision,
+    },
+    /// Nothing changed.
+    Refused {
+        /// Why.
+        code: ErrorCode,
+        /// `held`, `already_held`, `not_owner`: the present token where it helps; else 0.
+        token: Token,
+        /// The shard's revision at which this was decided.
+        revision: Revision,
+    },
+}

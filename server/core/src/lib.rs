@@ -1,0 +1,2 @@
+//! (in the making)
+#![no_std]

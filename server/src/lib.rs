@@ -1,0 +1,3 @@
+//! Leasehold's server: see `docs/ARCHITECTURE.md` for how the parts fit.
+
+pub mod env;
