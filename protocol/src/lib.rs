@@ -25,3 +25,4 @@ pub mod limits;
 pub mod outcome;
 pub mod reply;
 pub mod request;
+pub mod shard;
