@@ -286,7 +286,11 @@ fn keeper_of(supervisor: u32) -> i32 {
         let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         String::from_utf8_lossy(&line).contains("__keeper")
     };
-    children.split_whitespace().map(|pid| pid.parse().unwrap()).find(is_keeper).expect("one")
+    children
+        .split_whitespace()
+        .map(|pid| pid.parse().expect("a number"))
+        .find(is_keeper)
+        .expect("one")
 }
 
 #[test]
@@ -329,10 +333,10 @@ fn a_wait_is_given_up_by_a_signal() {
 fn reads_have_the_promised_fields() {
     let server = TestServer::start();
     let mut pipe = Pipe::start(&server, &["--label", "me"]);
-    pipe.send(json!({"id": 1, "op": "acquire", "key": "a/1", "value": "v"}));
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "a/1", "value": "v"}));
     let token = pipe.reply(1)["token"].clone();
     let mut other = Pipe::start(&server, &[]);
-    other.send(json!({"id": 1, "op": "acquire", "key": "a/1"}));
+    other.send(&json!({"id": 1, "op": "acquire", "key": "a/1"}));
     eventually("it waits", || server.waiters("a/1") == 1);
 
     let key = json(&run(&server, &["get", "a/1", "--json"]));
@@ -454,7 +458,7 @@ impl Pipe {
         pipe
     }
 
-    fn send(&mut self, request: Value) {
+    fn send(&mut self, request: &Value) {
         self.send_raw(&request.to_string());
     }
 
@@ -501,34 +505,34 @@ impl Pipe {
 fn pipe_serves_many_locks_and_a_wait_holds_nothing_up() {
     let server = TestServer::start();
     let mut holder = Pipe::start(&server, &[]);
-    holder.send(json!({"id": 1, "op": "acquire", "key": "a", "wait_ms": 0}));
+    holder.send(&json!({"id": 1, "op": "acquire", "key": "a", "wait_ms": 0}));
     let granted = holder.reply(1);
     assert_eq!((&granted["ok"], &granted["key"]), (&json!(true), &json!("a")));
     assert!(granted["remaining_ms"].as_u64().expect("a number") > 5_000);
 
     let mut pipe = Pipe::start(&server, &[]);
-    pipe.send(json!({"id": 1, "op": "acquire", "key": "a"}));
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "a"}));
     eventually("it waits", || server.waiters("a") == 1);
-    pipe.send(json!({"id": 2, "op": "acquire", "key": "b", "value": "x"}));
+    pipe.send(&json!({"id": 2, "op": "acquire", "key": "b", "value": "x"}));
     let second = pipe.reply(2);
-    pipe.send(json!({"id": 3, "op": "get", "key": "b"}));
+    pipe.send(&json!({"id": 3, "op": "get", "key": "b"}));
     let read = pipe.reply(3);
     assert_eq!(read["holders"][0]["token"], second["token"]);
-    pipe.send(json!({"id": 4, "op": "remaining", "key": "b"}));
+    pipe.send(&json!({"id": 4, "op": "remaining", "key": "b"}));
     let remaining = pipe.reply(4);
     assert_eq!((&remaining["state"], &remaining["ok"]), (&json!("held"), &json!(true)));
-    pipe.send(json!({"id": 5, "op": "release", "key": "b", "token": 1}));
+    pipe.send(&json!({"id": 5, "op": "release", "key": "b", "token": 1}));
     let refused = pipe.reply(5);
     assert_eq!(
         (&refused["error"], &refused["class"]),
         (&json!("not_owner"), &json!("not_applied"))
     );
-    pipe.send(json!({"id": 6, "op": "release", "key": "b", "token": second["token"]}));
+    pipe.send(&json!({"id": 6, "op": "release", "key": "b", "token": second["token"]}));
     assert_eq!(pipe.reply(6)["ok"], true);
-    pipe.send(json!({"id": "six", "op": "acquire", "key": "a", "wait_ms": 0}));
+    pipe.send(&json!({"id": "six", "op": "acquire", "key": "a", "wait_ms": 0}));
     assert_eq!(pipe.until(|line| line["id"] == "six")["error"], "already_queued");
 
-    holder.send(json!({"id": 2, "op": "release", "key": "a"}));
+    holder.send(&json!({"id": 2, "op": "release", "key": "a"}));
     assert_eq!(holder.reply(2)["ok"], true);
     let next = pipe.reply(1);
     assert!(next["token"].as_u64() > granted["token"].as_u64());
@@ -541,22 +545,22 @@ fn pipe_serves_many_locks_and_a_wait_holds_nothing_up() {
 fn pipe_cancels_renews_and_tells_of_losses() {
     let server = TestServer::start();
     let mut holder = Pipe::start(&server, &[]);
-    holder.send(json!({"id": 1, "op": "acquire", "key": "a", "ttl_ms": 10_000}));
+    holder.send(&json!({"id": 1, "op": "acquire", "key": "a", "ttl_ms": 10_000}));
     assert_eq!(holder.reply(1)["ok"], true);
-    holder.send(json!({"id": 2, "op": "renew", "key": "a"}));
+    holder.send(&json!({"id": 2, "op": "renew", "key": "a"}));
     assert!(holder.reply(2)["remaining_ms"].as_u64().expect("a number") > 9_000);
 
     let mut pipe = Pipe::start(&server, &["--ttl", "2s"]);
-    pipe.send(json!({"id": 1, "op": "acquire", "key": "a"}));
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "a"}));
     eventually("it waits", || server.waiters("a") == 1);
-    pipe.send(json!({"id": 2, "op": "cancel", "target": 1}));
+    pipe.send(&json!({"id": 2, "op": "cancel", "target": 1}));
     assert_eq!(pipe.reply(1)["error"], "cancelled");
     assert_eq!(pipe.reply(2)["ok"], true);
     eventually("it left", || server.waiters("a") == 0);
-    pipe.send(json!({"id": 3, "op": "cancel", "target": 1}));
+    pipe.send(&json!({"id": 3, "op": "cancel", "target": 1}));
     assert_eq!(pipe.reply(3)["error"], "not_queued");
 
-    pipe.send(json!({"id": 4, "op": "acquire", "key": "b"}));
+    pipe.send(&json!({"id": 4, "op": "acquire", "key": "b"}));
     let token = pipe.reply(4)["token"].clone();
     server.down(true);
     let risk = pipe.event("at_risk");
@@ -567,11 +571,11 @@ fn pipe_cancels_renews_and_tells_of_losses() {
         (&lost["key"], &lost["token"], &lost["cause"]),
         (&json!("b"), &token, &json!("expired"))
     );
-    pipe.send(json!({"id": 5, "op": "remaining", "key": "b"}));
+    pipe.send(&json!({"id": 5, "op": "remaining", "key": "b"}));
     let remaining = pipe.reply(5);
     assert_eq!((&remaining["state"], &remaining["remaining_ms"]), (&json!("lost"), &json!(0)));
     server.down(false);
-    pipe.send(json!({"id": 6, "op": "acquire", "key": "b"}));
+    pipe.send(&json!({"id": 6, "op": "acquire", "key": "b"}));
     assert!(pipe.reply(6)["token"].as_u64() > token.as_u64());
     pipe.end();
     holder.end();
@@ -587,16 +591,16 @@ fn pipe_answers_what_it_does_not_understand_and_goes_on() {
     assert_eq!((&misread["id"], &misread["error"]), (&Value::Null, &json!("malformed")));
     pipe.send_raw(&format!("{{\"id\":1,\"op\":\"get\",\"key\":\"{}\"}}", "x".repeat(70_000)));
     assert!(pipe.line()["message"].as_str().expect("text").contains("65536"));
-    pipe.send(json!({"id": 2, "op": "acquire", "key": "k", "wait": 3}));
+    pipe.send(&json!({"id": 2, "op": "acquire", "key": "k", "wait": 3}));
     let misread = pipe.reply(2);
     assert!(misread["message"].as_str().expect("text").contains("wait"), "{misread}");
-    pipe.send(json!({"id": 3, "op": "acquire", "key": ""}));
+    pipe.send(&json!({"id": 3, "op": "acquire", "key": ""}));
     assert_eq!(pipe.reply(3)["error"], "key_empty");
-    pipe.send(json!({"id": 4, "op": "acquire", "key": "k", "ttl_ms": 999}));
+    pipe.send(&json!({"id": 4, "op": "acquire", "key": "k", "ttl_ms": 999}));
     assert_eq!(pipe.reply(4)["error"], "ttl_out_of_range");
-    pipe.send(json!({"id": 5, "op": "acquire", "key": "k", "value": "x".repeat(4097)}));
+    pipe.send(&json!({"id": 5, "op": "acquire", "key": "k", "value": "x".repeat(4097)}));
     assert_eq!(pipe.reply(5)["error"], "value_too_large");
-    pipe.send(json!({"id": 6, "op": "acquire", "key": "k"}));
+    pipe.send(&json!({"id": 6, "op": "acquire", "key": "k"}));
     assert_eq!(pipe.reply(6)["ok"], true);
     pipe.end();
 }

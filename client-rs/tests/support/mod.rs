@@ -1,13 +1,14 @@
 //! Shared by the tests of the library and of the command line.
 #![allow(dead_code, reason = "no test uses all of it")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-pub mod authority;
-pub mod server;
+pub(crate) mod authority;
+pub(crate) mod server;
 
 use std::time::Duration;
 
 /// Polls until `done`; fails after a time that only a fault exceeds.
-pub async fn eventually(what: &str, mut done: impl AsyncFnMut() -> bool) {
+pub(crate) async fn eventually(what: &str, mut done: impl AsyncFnMut() -> bool) {
     let patience = Duration::from_secs(20);
     let looking = async {
         while !done().await {

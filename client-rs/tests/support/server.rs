@@ -33,7 +33,7 @@ struct Switches {
 }
 
 /// See the module. Stops when dropped.
-pub struct TestServer {
+pub(crate) struct TestServer {
     addr: SocketAddr,
     jobs: mpsc::UnboundedSender<Job>,
     switches: Arc<Switches>,
@@ -42,7 +42,7 @@ pub struct TestServer {
 }
 
 impl TestServer {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let (jobs, inbox) = mpsc::unbounded_channel();
         let switches = Arc::new(Switches::default());
         let cut = Arc::new(Notify::new());
@@ -58,55 +58,55 @@ impl TestServer {
         Self { addr, jobs, switches, cut, thread: Some(thread) }
     }
 
-    pub fn endpoint(&self) -> String {
+    pub(crate) fn endpoint(&self) -> String {
         self.addr.to_string()
     }
 
     /// Runs something on the server's state.
-    pub fn with<T: Send + 'static>(
+    pub(crate) fn with<T: Send + 'static>(
         &self,
         job: impl FnOnce(&mut Authority) -> T + Send + 'static,
     ) -> T {
         let (tell, told) = std_mpsc::channel();
         let job: Job = Box::new(move |authority| tell.send(job(authority)).unwrap());
-        self.jobs.send(job).ok().expect("the server runs");
+        assert!(self.jobs.send(job).is_ok(), "the server runs");
         told.recv().expect("the server answers")
     }
 
     /// Breaks every connection.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         self.cut.notify_waiters();
     }
 
-    pub fn mute(&self, mute: bool) {
+    pub(crate) fn mute(&self, mute: bool) {
         self.switches.mute.store(mute, Ordering::SeqCst);
     }
 
     /// Breaks every connection and refuses new ones, or accepts again.
-    pub fn down(&self, down: bool) {
+    pub(crate) fn down(&self, down: bool) {
         self.switches.down.store(down, Ordering::SeqCst);
         if down {
             self.cut();
         }
     }
 
-    pub fn connects(&self) -> u64 {
+    pub(crate) fn connects(&self) -> u64 {
         self.switches.connects.load(Ordering::SeqCst)
     }
 
     /// Tokens that hold a key.
-    pub fn tokens(&self, key: &'static str) -> Vec<u64> {
+    pub(crate) fn tokens(&self, key: &'static str) -> Vec<u64> {
         self.with(move |authority| {
             let info = authority.state.key_info(key.as_bytes());
             info.holders.iter().map(|holder| holder.token.0).collect()
         })
     }
 
-    pub fn waiters(&self, key: &'static str) -> usize {
+    pub(crate) fn waiters(&self, key: &'static str) -> usize {
         self.with(move |authority| authority.state.key_info(key.as_bytes()).waiters.len())
     }
 
-    pub fn leases(&self) -> usize {
+    pub(crate) fn leases(&self) -> usize {
         self.with(|authority| authority.state.leases_len())
     }
 }

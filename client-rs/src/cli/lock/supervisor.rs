@@ -226,9 +226,9 @@ impl Watch {
         }
         if left <= self.grace {
             self.end(Ending::Asked, Signal::TERM, "the lock is at its end");
-            return (left - KILL_LEAD).min(LOOK);
+            return left.saturating_sub(KILL_LEAD).min(LOOK);
         }
-        (left - self.grace).min(LOOK)
+        left.saturating_sub(self.grace).min(LOOK)
     }
 
     /// Signals the group, once for each degree.
