@@ -4,7 +4,10 @@
 mod connection;
 mod reply;
 mod router;
+mod service;
+mod status;
 
-pub use connection::{Connection, ConnectionLimits, serve};
+pub use connection::{Connections, Front};
 pub use reply::{ReplySink, ReplyTo, error};
-pub use router::{Hops, NodeView, Router};
+pub use router::{Hop, Hops, Router};
+pub use service::ForwardService;
