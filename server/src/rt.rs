@@ -10,4 +10,5 @@ pub mod clock;
 pub mod glommio;
 pub mod instant;
 pub mod sim;
+pub mod sim_net;
 pub mod timeout;

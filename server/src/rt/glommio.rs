@@ -24,7 +24,7 @@ use super::timeout::{Elapsed, Timeout};
 pub(super) const IO_MEMORY_BYTES: usize = 64 << 10;
 
 /// A longer sleep is cut to this: glommio adds it to the present time, which must not overflow.
-const SLEEP_MAX: Duration = Duration::from_secs(365 * 86_400);
+const SLEEP_MAX: Duration = Duration::from_hours(24 * 365);
 
 /// See the module.
 #[derive(Debug)]

@@ -64,6 +64,13 @@ impl Sleep {
         Self { world, key }
     }
 
+    /// A sleep that no skew of the domain's clock changes, for what is outside of machines.
+    pub(in super::super) fn until_true(true_ns: u64) -> Self {
+        let world = SimWorld::current();
+        let key = world.new_timer_at(true_ns);
+        Self { world, key }
+    }
+
     pub(super) fn until(deadline: SimInstant) -> Self {
         Self::lasting(<SimInstant as openraft_rt::Instant>::now().until(deadline))
     }

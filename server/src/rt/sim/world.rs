@@ -231,6 +231,10 @@ impl SimWorld {
         (due_ns.saturating_add(slack_ns), self.new_id())
     }
 
+    pub(super) fn new_timer_at(&self, true_ns: u64) -> TimerKey {
+        (true_ns, self.new_id())
+    }
+
     pub(super) fn local_ns(&self) -> u64 {
         let now_ns = self.now_ns();
         self.with_domain(self.current_domain(), |d| d.clock.local(now_ns))
