@@ -1,3 +1,4 @@
 //! Leasehold's server: see `docs/ARCHITECTURE.md` for how the parts fit.
 
 pub mod env;
+pub mod raft;
