@@ -2,3 +2,5 @@
 
 pub mod env;
 pub mod raft;
+pub mod rt;
+pub mod wal;
