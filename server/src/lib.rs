@@ -4,4 +4,6 @@ pub mod config;
 pub mod env;
 pub mod error;
 pub mod identity;
+pub mod raft;
 pub mod rt;
+pub mod wal;

@@ -1,0 +1,7 @@
+//! Raft glue.
+mod convert;
+mod message;
+pub mod peers;
+mod rounds;
+mod signal;
+pub mod types;
