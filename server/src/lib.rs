@@ -1,3 +1,5 @@
 //! Leasehold's server: see `docs/ARCHITECTURE.md` for how the parts fit.
 
+pub mod disk;
 pub mod env;
+pub mod wal;
