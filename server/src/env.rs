@@ -24,7 +24,7 @@ pub trait Env: Debug + Clone + Copy + Default + Ord + 'static {
     type Net: Net;
 }
 
-/// Nanoseconds of a clock that never steps and runs through suspend (CLOCK_BOOTTIME on Linux).
+/// Nanoseconds of a clock that never steps and runs through suspend (`CLOCK_BOOTTIME` on Linux).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MonoTime(pub u64);
 

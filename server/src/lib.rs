@@ -2,4 +2,5 @@
 
 pub mod disk;
 pub mod env;
+pub mod rt;
 pub mod wal;
