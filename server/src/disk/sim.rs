@@ -147,9 +147,10 @@ impl SimDisk {
 
     fn reserve(&self, len: u64) -> io::Result<()> {
         match self.inner.config.get().capacity {
-            Some(capacity) if self.used_bytes() + len > capacity => {
-                Err(io::Error::new(io::ErrorKind::StorageFull, "no space left on the simulated disk"))
-            }
+            Some(capacity) if self.used_bytes() + len > capacity => Err(io::Error::new(
+                io::ErrorKind::StorageFull,
+                "no space left on the simulated disk",
+            )),
             _ => Ok(()),
         }
     }
