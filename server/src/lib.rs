@@ -1,6 +1,7 @@
 //! Leasehold's server: see `docs/ARCHITECTURE.md` for how the parts fit.
 
 pub mod config;
+pub mod disk;
 pub mod env;
 pub mod error;
 pub mod identity;

@@ -1,0 +1,4 @@
+//! Files: the production side of the `Disk` seam (`linux`), and a simulated one (`sim`) that can
+//! lose power, fail and fill up.
+
+pub mod sim;
