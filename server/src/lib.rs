@@ -1,6 +1,9 @@
 //! Leasehold's server: see `docs/ARCHITECTURE.md` for how the parts fit.
 
+pub mod admin;
 pub mod config;
 pub mod env;
 pub mod error;
 pub mod identity;
+pub mod shutdown;
+pub mod trace;
