@@ -1,10 +1,15 @@
 //! Leasehold's server: see `docs/ARCHITECTURE.md` for how the parts fit.
 
+pub mod admin;
+pub mod cli;
 pub mod config;
 pub mod disk;
 pub mod env;
 pub mod error;
 pub mod identity;
+pub mod node;
 pub mod raft;
 pub mod rt;
+pub mod shutdown;
+pub mod trace;
 pub mod wal;
