@@ -1,15 +1,15 @@
-//! A shard's deadlines while this node leads it.
+//! A shard's deadlines while this node leads it. The arithmetic is `leasehold_core::lease`'s.
 //!
 //! Invariants:
-//! - A lease without an entry of the present epoch ends no earlier than the epoch's start + its
-//!   TTL: taking over costs O(1), however many leases there are.
-//! - A deadline moves only forward, except that its lease ends.
+//! - A lease without an entry of this tenure ends no earlier than the tenure's beginning + its TTL:
+//!   taking over costs O(1), however many leases there are.
+//! - A lease's TTL is restarted only by its opening and by a renewal in a confirmed round.
 //! - While an expiry is proposed, the lease is not renewed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leasehold_core::lease;
+use leasehold_core::lease::{Stamp, Tenure};
 use leasehold_protocol::ids::LeaseId;
 
 use crate::env::MonoTime;
@@ -17,7 +17,7 @@ use crate::env::MonoTime;
 /// What the shard must do about a lease whose wheel entry came up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// Its deadline lies ahead, here: put the entry back.
+    /// Its end lies ahead, here: put the entry back.
     Later(MonoTime),
     /// Deadline and pad passed: it may be expired after a confirmed round.
     Now,
@@ -25,30 +25,31 @@ pub enum Due {
     Proposed,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Entry {
-    deadline: MonoTime,
-    /// `LeaseTable::stalls` when the deadline was set.
-    stalls: Duration,
+    stamp: Option<Stamp>,
     expiring: bool,
 }
 
-/// Deadlines of one leadership.
-#[derive(Debug, Default)]
+/// Deadlines of one tenure.
+#[derive(Debug)]
 pub struct LeaseTable {
     epoch: u64,
-    started: MonoTime,
-    /// Sum of this leader's stalls since the epoch began.
-    stalls: Duration,
+    tenure: Tenure,
     entries: BTreeMap<LeaseId, Entry>,
 }
 
+impl Default for LeaseTable {
+    fn default() -> Self {
+        Self { epoch: 0, tenure: Tenure::begin(0), entries: BTreeMap::new() }
+    }
+}
+
 impl LeaseTable {
-    /// Starts an epoch: the leader has applied its first entry at `now`.
+    /// Starts a tenure: the leader has applied its first entry at `now`.
     pub fn begin(&mut self, now: MonoTime) {
         self.epoch += 1;
-        self.started = now;
-        self.stalls = Duration::ZERO;
+        self.tenure = Tenure::begin(now.0);
         self.entries.clear();
     }
 
@@ -58,20 +59,17 @@ impl LeaseTable {
         self.entries.clear();
     }
 
-    /// Tells wheel entries of different leaderships apart.
+    /// Tells wheel entries of different tenures apart.
     pub fn epoch(&self) -> u64 {
         self.epoch
     }
 
     /// A lease was opened, or renewed in a confirmed round, at `now`.
-    pub fn extend(&mut self, lease: LeaseId, ttl_ms: u32, now: MonoTime) {
-        let deadline = now.after(Duration::from_millis(u64::from(ttl_ms)));
-        let stalls = self.stalls;
-        let entry =
-            self.entries.entry(lease).or_insert(Entry { deadline, stalls, expiring: false });
+    pub fn extend(&mut self, lease: LeaseId, now: MonoTime) {
+        let stamp = self.tenure.stamp(now.0);
+        let entry = self.entries.entry(lease).or_default();
         assert!(!entry.expiring, "a lease whose expiry is proposed is not renewed");
-        entry.deadline = entry.deadline.max(deadline);
-        entry.stalls = stalls;
+        entry.stamp = Some(stamp);
     }
 
     /// The lease ended.
@@ -81,17 +79,17 @@ impl LeaseTable {
 
     /// The leader could not serve for `stall`: its clients could not renew either.
     pub fn add_stall(&mut self, stall: Duration) {
-        self.stalls += stall;
+        self.tenure.add_stall(u64::try_from(stall.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// When the lease may end, its pad and this leader's stalls (at most one TTL of them) included.
+    /// When the lease may be ended: deadline, stalls and pad.
     pub fn ends_at(&self, lease: LeaseId, ttl_ms: u32) -> MonoTime {
-        let ttl = Duration::from_millis(u64::from(ttl_ms));
-        let (deadline, stalls) = match self.entries.get(&lease) {
-            Some(entry) => (entry.deadline, self.stalls.saturating_sub(entry.stalls)),
-            None => (self.started.after(ttl), self.stalls),
-        };
-        deadline.after(stalls.min(ttl)).after(lease::pad(ttl_ms))
+        MonoTime(self.tenure.ends_at_ns(self.stamp(lease), ttl_ms))
+    }
+
+    /// What is left of the lease's TTL, for display.
+    pub fn remaining_ms(&self, lease: LeaseId, ttl_ms: u32, now: MonoTime) -> u32 {
+        self.tenure.remaining_ms(self.stamp(lease), ttl_ms, now.0)
     }
 
     /// What to do about the lease at `now`.
@@ -109,12 +107,8 @@ impl LeaseTable {
     }
 
     /// Marks the lease before its expiry is proposed.
-    pub fn mark_expiring(&mut self, lease: LeaseId, ttl_ms: u32) {
-        let deadline = self.started.after(Duration::from_millis(u64::from(ttl_ms)));
-        let stalls = Duration::ZERO;
-        let entry =
-            self.entries.entry(lease).or_insert(Entry { deadline, stalls, expiring: false });
-        entry.expiring = true;
+    pub fn mark_expiring(&mut self, lease: LeaseId) {
+        self.entries.entry(lease).or_default().expiring = true;
     }
 
     /// The proposal was definitely refused: the lease may be renewed again.
@@ -123,6 +117,10 @@ impl LeaseTable {
             entry.expiring = false;
         }
     }
+
+    fn stamp(&self, lease: LeaseId) -> Option<Stamp> {
+        self.entries.get(&lease)?.stamp
+    }
 }
 
 #[cfg(test)]
@@ -130,58 +128,42 @@ mod tests {
     use super::*;
 
     const LEASE: LeaseId = LeaseId(7);
+    const TTL_MS: u32 = 5_000;
 
     fn at_ms(ms: u64) -> MonoTime {
         MonoTime(ms * 1_000_000)
     }
 
     #[test]
-    fn a_new_epoch_gives_every_lease_its_full_ttl() {
+    fn a_new_tenure_forgets_the_old_deadlines() {
         let mut table = LeaseTable::default();
         table.begin(at_ms(1_000));
-        table.extend(LEASE, 5_000, at_ms(1_500));
+        table.extend(LEASE, at_ms(1_500));
+        let epoch = table.epoch();
         table.end();
         table.begin(at_ms(9_000));
-        assert!(table.ends_at(LEASE, 5_000) >= at_ms(14_000));
-        assert!(matches!(table.due(LEASE, 5_000, at_ms(13_999)), Due::Later(_)));
+        assert_ne!(table.epoch(), epoch);
+        assert!(matches!(table.due(LEASE, TTL_MS, at_ms(13_999)), Due::Later(_)));
+        assert_eq!(table.due(LEASE, TTL_MS, at_ms(14_100)), Due::Now);
     }
 
     #[test]
-    fn a_renewal_moves_the_deadline_and_never_back() {
+    fn a_renewal_moves_the_end() {
         let mut table = LeaseTable::default();
         table.begin(at_ms(0));
-        table.extend(LEASE, 5_000, at_ms(2_000));
-        let later = table.ends_at(LEASE, 5_000);
-        table.extend(LEASE, 1_000, at_ms(2_100));
-        assert_eq!(table.ends_at(LEASE, 5_000), later);
-        assert_eq!(table.due(LEASE, 5_000, later), Due::Now);
-    }
-
-    #[test]
-    fn stalls_extend_what_was_set_before_them_and_at_most_one_ttl() {
-        let mut table = LeaseTable::default();
-        table.begin(at_ms(0));
-        table.extend(LEASE, 2_000, at_ms(0));
-        let before = table.ends_at(LEASE, 2_000);
-        table.add_stall(Duration::from_millis(700));
-        assert_eq!(table.ends_at(LEASE, 2_000), before.after(Duration::from_millis(700)));
-        table.add_stall(Duration::from_secs(60));
-        assert_eq!(table.ends_at(LEASE, 2_000), before.after(Duration::from_secs(2)));
-        table.extend(LEASE, 2_000, at_ms(100));
-        assert_eq!(
-            table.ends_at(LEASE, 2_000),
-            at_ms(2_100).after(lease::pad(2_000)),
-            "a deadline set after the stall does not count it"
-        );
+        let before = table.ends_at(LEASE, TTL_MS);
+        table.extend(LEASE, at_ms(2_000));
+        assert_eq!(table.due(LEASE, TTL_MS, before), Due::Later(table.ends_at(LEASE, TTL_MS)));
+        assert_eq!(table.ends_at(LEASE, TTL_MS), before.after(Duration::from_secs(2)));
     }
 
     #[test]
     fn a_proposed_expiry_stays_marked_until_it_is_refused() {
         let mut table = LeaseTable::default();
         table.begin(at_ms(0));
-        table.mark_expiring(LEASE, 1_000);
-        assert_eq!(table.due(LEASE, 1_000, at_ms(60_000)), Due::Proposed);
+        table.mark_expiring(LEASE);
+        assert_eq!(table.due(LEASE, TTL_MS, at_ms(60_000)), Due::Proposed);
         table.clear_expiring(LEASE);
-        assert_eq!(table.due(LEASE, 1_000, at_ms(60_000)), Due::Now);
+        assert_eq!(table.due(LEASE, TTL_MS, at_ms(60_000)), Due::Now);
     }
 }
