@@ -1,0 +1,1 @@
+//! Files: the production side of the `Disk` seam, and a simulated one.
