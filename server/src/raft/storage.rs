@@ -23,7 +23,7 @@ use super::convert::{self, RecordError};
 use super::rounds::Rounds;
 use super::types::{Entry, LogId, Membership, RaftTypes, StoredMembership, Vote};
 use crate::env::Env;
-use crate::wal::{Recovered, WalShard};
+use crate::wal::{Recovered, WalFailed, WalShard};
 
 /// Entries of one replication request are bounded by this many bytes; one entry always goes.
 const READ_BYTES_MAX: usize = 512 * 1024;
@@ -242,18 +242,18 @@ impl<E: Env> Log<E> {
     /// At start: the newest snapshot covers the log up to `last`. If the log does not go through
     /// `last`, a crash came between that snapshot's arrival and the cut of what it replaces: the
     /// whole log is older than the snapshot or contradicts it, and is dropped.
-    pub(crate) fn reconcile(&self, last: LogId) {
+    pub(crate) fn reconcile(&self, last: LogId) -> Result<(), WalFailed> {
         let mut kept = self.shared.kept.borrow_mut();
         let through = kept.read(last.index..=last.index, 1).first().map(|entry| entry.log_id);
         if through == Some(last) || kept.purged >= Some(last) {
-            return;
+            return Ok(());
         }
         let first = kept.first_index();
         kept.truncate_from(first);
         kept.purge(last);
         drop(kept);
-        self.shared.wal.truncate_from(first);
-        self.shared.wal.purge(last.index, convert::log_id_record(&last).into());
+        self.shared.wal.truncate_after(None)?;
+        self.shared.wal.purge(last.index, &convert::log_id_record(&last))
     }
 
     fn membership_changed(&self) {
@@ -296,7 +296,7 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
     async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
         self.shared.rounds.asked(vote);
         let record = convert::vote_record(vote);
-        self.shared.wal.save_vote(record.into()).await.map_err(io::Error::other)?;
+        self.shared.wal.save_vote(&record).await.map_err(io::Error::from)?;
         self.shared.kept.borrow_mut().vote = Some(*vote);
         Ok(())
     }
@@ -304,7 +304,8 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
     async fn save_committed(&mut self, committed: Option<LogId>) -> io::Result<()> {
         self.shared.kept.borrow_mut().committed = committed;
         if let Some(committed) = committed {
-            self.shared.wal.committed(convert::log_id_record(&committed).into());
+            let record = convert::log_id_record(&committed);
+            self.shared.wal.committed(&record).map_err(io::Error::from)?;
         }
         Ok(())
     }
@@ -317,33 +318,38 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
     where
         I: IntoIterator<Item = <RaftTypes<E> as RaftTypeConfig>::Entry>,
     {
-        let mut records: Vec<(u64, Rc<[u8]>)> = Vec::new();
-        let mut membership = false;
-        let mut kept = self.shared.kept.borrow_mut();
-        for entry in entries {
-            records.push((entry.log_id.index, convert::entry_record(&entry).into()));
-            membership |= matches!(entry.payload, EntryPayload::Membership(_));
-            kept.push(entry);
-        }
-        drop(kept);
+        let entries: Vec<Entry> = entries.into_iter().collect();
+        let record = |entry| (entry_index(entry), convert::entry_record(entry).into());
+        let records: Vec<(u64, Rc<[u8]>)> = entries.iter().map(record).collect();
+        let bytes = records.iter().map(|(_, record)| record.len()).sum();
+        self.shared.wal.room(records.len(), bytes).await;
+        let flushed = |done: Result<(), _>| callback.io_completed(done.map_err(io::Error::from));
+        self.shared.wal.append(records, flushed).map_err(io::Error::from)?;
+        let membership = |entry: &Entry| matches!(entry.payload, EntryPayload::Membership(_));
+        let membership = entries.iter().any(membership);
+        entries.into_iter().for_each(|entry| self.shared.kept.borrow_mut().push(entry));
         if membership {
             self.membership_changed();
         }
-        let flushed = |done: Result<(), _>| callback.io_completed(done.map_err(io::Error::other));
-        self.shared.wal.append(records, flushed).map_err(io::Error::other)
+        Ok(())
     }
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
-        let index = last.map_or(0, |last| last.index + 1);
-        self.shared.kept.borrow_mut().truncate_from(index);
-        self.shared.wal.truncate_from(index);
+        let last = last.map(|last| last.index);
+        self.shared.wal.truncate_after(last).map_err(io::Error::from)?;
+        self.shared.kept.borrow_mut().truncate_from(last.map_or(0, |last| last + 1));
         self.membership_changed();
         Ok(())
     }
 
     async fn purge(&mut self, upto: LogId) -> io::Result<()> {
+        let record = convert::log_id_record(&upto);
+        self.shared.wal.purge(upto.index, &record).map_err(io::Error::from)?;
         self.shared.kept.borrow_mut().purge(upto);
-        self.shared.wal.purge(upto.index, convert::log_id_record(&upto).into());
         Ok(())
     }
+}
+
+fn entry_index(entry: &Entry) -> u64 {
+    entry.log_id.index
 }
