@@ -4,4 +4,5 @@ mod message;
 pub mod peers;
 mod rounds;
 mod signal;
+mod storage;
 pub mod types;
