@@ -35,10 +35,13 @@ pub trait Front {
     fn hello(&self) -> Result<ServerHello, ErrorCode>;
     /// Takes a request.
     fn request(&self, request: Request, to: ReplyTo);
+    /// Hears of every answer.
+    fn answered(&self, reply: &Reply);
 }
 
 /// A connection as its core's other tasks see it.
 pub struct Connection {
+    front: Rc<dyn Front>,
     conn: RefCell<ServerConn>,
     /// Output, or the end, waits for the writing task.
     output: Notify,
@@ -49,6 +52,7 @@ pub struct Connection {
 
 impl ReplySink for Connection {
     fn reply(&self, id: u64, reply: &Reply) {
+        self.front.answered(reply);
         self.conn.borrow_mut().reply(RequestId(id), reply);
         self.output.notify_one();
     }
@@ -62,15 +66,15 @@ impl Connection {
     }
 
     /// Acts on all events; logs why the connection ended, if it did.
-    fn turn(self: &Rc<Self>, front: &dyn Front) {
+    fn turn(self: &Rc<Self>) {
         loop {
             let event = self.conn.borrow_mut().poll_event();
             match event {
                 None => break,
-                Some(ServerEvent::Hello(_)) => self.greet(front),
+                Some(ServerEvent::Hello(_)) => self.greet(),
                 Some(ServerEvent::Request { id, request }) => {
                     let sink: Rc<dyn ReplySink> = Rc::clone(self) as _;
-                    front.request(request, ReplyTo::new(sink, id.0));
+                    self.front.request(request, ReplyTo::new(sink, id.0));
                 }
                 Some(ServerEvent::Closed(reason)) => {
                     if matches!(reason, CloseReason::Frame(_)) {
@@ -85,9 +89,9 @@ impl Connection {
         }
     }
 
-    fn greet(&self, front: &dyn Front) {
+    fn greet(&self) {
         let mut conn = self.conn.borrow_mut();
-        match front.hello() {
+        match self.front.hello() {
             Ok(hello) => conn.accept(hello),
             Err(code) => conn.refuse(ErrorReply::new(code, code.text())),
         }
@@ -137,14 +141,14 @@ impl Connections {
     }
 
     /// Ends connections whose time is over, as long as the core lives. One task.
-    pub async fn run_deadlines<E: Env>(self: Rc<Self>, front: Rc<dyn Front>, clock: E::Clock) {
+    pub async fn run_deadlines<E: Env>(self: Rc<Self>, clock: E::Clock) {
         loop {
             E::Rt::sleep(SWEEP_EVERY).await;
             let now_ns = clock.now().0;
             let live: Vec<_> = self.live.borrow().values().cloned().collect();
             for connection in live {
                 connection.conn.borrow_mut().tick(now_ns);
-                connection.turn(front.as_ref());
+                connection.turn();
             }
         }
     }
@@ -160,8 +164,10 @@ impl Connections {
         let id = self.next.get();
         self.next.set(id + 1);
         self.accepted.set(self.accepted.get() + 1);
+        let conn = ServerConn::new(front.cluster(), clock.now().0);
         let connection = Rc::new(Connection {
-            conn: RefCell::new(ServerConn::new(front.cluster(), clock.now().0)),
+            front,
+            conn: RefCell::new(conn),
             output: Notify::new(),
             room: Notify::new(),
             over: Cell::new(false),
@@ -169,12 +175,12 @@ impl Connections {
         if self.live.borrow().len() >= self.max {
             let code = ErrorCode::TOO_MANY_CONNECTIONS;
             connection.conn.borrow_mut().refuse(ErrorReply::new(code, code.text()));
-            connection.turn(front.as_ref());
+            connection.turn();
         } else {
             self.live.borrow_mut().insert(id, Rc::clone(&connection));
         }
-        let reading = read::<E>(Rc::clone(&connection), Rc::clone(&front), reader, clock);
-        let writing = write::<E>(Rc::clone(&connection), front, writer);
+        let reading = read::<E>(Rc::clone(&connection), reader, clock);
+        let writing = write::<E>(Rc::clone(&connection), writer);
         // The writer ends last: it carries out what is left when reading is over.
         let reading = E::Rt::spawn(reading);
         writing.await;
@@ -186,7 +192,6 @@ impl Connections {
 
 async fn read<E: Env>(
     connection: Rc<Connection>,
-    front: Rc<dyn Front>,
     mut reader: impl ByteReader,
     clock: E::Clock,
 ) {
@@ -194,7 +199,7 @@ async fn read<E: Env>(
     while !connection.over.get() {
         if !connection.conn.borrow().wants_frames() {
             connection.room.notified().await;
-            connection.turn(front.as_ref());
+            connection.turn();
             continue;
         }
         let ended = connection.room.notified();
@@ -205,7 +210,7 @@ async fn read<E: Env>(
         match read {
             Ok(len) if len > 0 => {
                 connection.conn.borrow_mut().feed(&buf[..len], clock.now().0);
-                connection.turn(front.as_ref());
+                connection.turn();
             }
             _ => break,
         }
@@ -213,11 +218,7 @@ async fn read<E: Env>(
     connection.end();
 }
 
-async fn write<E: Env>(
-    connection: Rc<Connection>,
-    front: Rc<dyn Front>,
-    mut writer: impl ByteWriter,
-) {
+async fn write<E: Env>(connection: Rc<Connection>, mut writer: impl ByteWriter) {
     let mut spare = Vec::new();
     loop {
         let output = connection.conn.borrow_mut().take_output(spare);
@@ -238,7 +239,7 @@ async fn write<E: Env>(
             continue;
         }
         // Requests may wait unread because the output was full.
-        connection.turn(front.as_ref());
+        connection.turn();
         connection.room.notify_one();
     }
 }

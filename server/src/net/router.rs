@@ -18,6 +18,7 @@ use leasehold_protocol::shard::shard_of;
 
 use super::reply::{ReplySink, ReplyTo};
 use crate::env::Env;
+use crate::raft::{Member, Peers};
 use crate::shard::{Origin, Shard};
 
 /// What one core sends another.
@@ -57,6 +58,7 @@ pub struct Router<E: Env> {
     cores: usize,
     shards_total: u32,
     shards: BTreeMap<ShardId, Rc<Shard<E>>>,
+    peers: Rc<Peers<E>>,
     hops: Rc<dyn Hops>,
     hopped: RefCell<BTreeMap<u64, ReplyTo>>,
     next_hop: Cell<u64>,
@@ -71,6 +73,7 @@ impl<E: Env> Router<E> {
         cores: usize,
         shards_total: u32,
         shards: Vec<Rc<Shard<E>>>,
+        peers: Rc<Peers<E>>,
         hops: Rc<dyn Hops>,
     ) -> Rc<Self> {
         Rc::new(Self {
@@ -78,6 +81,7 @@ impl<E: Env> Router<E> {
             cores,
             shards_total,
             shards: shards.into_iter().map(|shard| (shard.id(), shard)).collect(),
+            peers,
             hops,
             hopped: RefCell::default(),
             next_hop: Cell::new(0),
@@ -88,6 +92,18 @@ impl<E: Env> Router<E> {
     /// This core's shards.
     pub fn shards(&self) -> impl Iterator<Item = &Rc<Shard<E>>> {
         self.shards.values()
+    }
+
+    /// This core's connections to peers.
+    pub fn peers(&self) -> &Rc<Peers<E>> {
+        &self.peers
+    }
+
+    /// The cluster's nodes and their advertised client addresses.
+    pub fn members(&self) -> BTreeMap<NodeId, String> {
+        let members = self.shards.values().next().map(|shard| shard.group().members());
+        let address = |(node, member): (u64, Member)| (NodeId(node), member.client_addr);
+        members.unwrap_or_default().into_iter().map(address).collect()
     }
 
     /// Number of shards of the cluster.

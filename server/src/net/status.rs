@@ -114,7 +114,7 @@ async fn ask<E: Env>(peers: &Peers<E>, node: NodeId) -> Option<NodeStatus> {
     let request = Request::Status(StatusRequest { timeout_ms });
     let mut body = vec![request.kind()];
     request.encode_body(&mut body);
-    let answer = peers.call(node, Class::Forward, FORWARD_KIND, body, PEER_TIMEOUT).await.ok()?;
+    let answer = peers.call(node, Class::Forward, FORWARD_KIND, &body, PEER_TIMEOUT).await.ok()?;
     let (kind, body) = answer.split_first()?;
     match Reply::decode(*kind, body).ok()? {
         Reply::Status(reply) => reply.nodes.into_iter().next(),

@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::{ErrorClass, ErrorCode};
-use leasehold_protocol::event::{EndReason, Event, EventKind};
+use leasehold_protocol::event::{Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, Token};
 use openraft::AsyncRuntime;
 
-use super::{Shard, TIMEOUT_MS_DEFAULT, count};
+use super::{Shard, TIMEOUT_MS_DEFAULT};
 use crate::env::{Clock, Env};
 use crate::lease::{CoreWheel, Due, Timer, TimerKind};
 use crate::raft::Leadership;
@@ -45,9 +45,8 @@ impl<E: Env> Shard<E> {
     }
 
     fn take_over(self: &Rc<Self>, leadership: Leadership, token_base: Token) {
-        count(&self.counters.led, 1);
         self.leases.borrow_mut().begin(self.clock.now());
-        tracing::info!(shard = self.id.0, term = leadership.term(), "leads");
+        tracing::info!(shard = self.id.0, term = leadership.term, "leads");
         if !self.state.borrow().begun() {
             self.propose_internal(Command::Begin { token_base }, |_| {});
         }
@@ -106,15 +105,9 @@ impl<E: Env> Shard<E> {
         let leading = self.leading.get().is_some();
         for event in events {
             match &event.kind {
-                EventKind::Granted { .. } => count(&self.counters.grants, 1),
-                EventKind::LeaseEnded { lease, reason } => {
-                    if *reason == EndReason::LeaseExpired {
-                        count(&self.counters.expired, 1);
-                    }
-                    self.leases.borrow_mut().remove(*lease);
-                }
+                EventKind::LeaseEnded { lease, .. } => self.leases.borrow_mut().remove(*lease),
                 EventKind::LeaseOpened { lease, ttl_ms } if leading => {
-                    self.leases.borrow_mut().extend(*lease, *ttl_ms, self.clock.now());
+                    self.leases.borrow_mut().extend(*lease, self.clock.now());
                     self.insert_lease(*lease, *ttl_ms);
                 }
                 EventKind::Queued { lease, number, wait_ms, .. }
@@ -182,18 +175,18 @@ impl<E: Env> Shard<E> {
             }
             // Renewals that the same round served go first.
             E::Rt::sleep(Duration::from_millis(1)).await;
-            for (lease, ttl_ms) in chunk {
+            for (lease, _) in chunk {
                 if confirmed.is_err() {
                     self.retry_lease(*lease);
                 } else if self.leads() == Some(leadership) && self.over(*lease).is_some() {
-                    self.propose_expiry(*lease, *ttl_ms);
+                    self.propose_expiry(*lease);
                 }
             }
         }
     }
 
-    fn propose_expiry(self: &Rc<Self>, lease: LeaseId, ttl_ms: u32) {
-        self.leases.borrow_mut().mark_expiring(lease, ttl_ms);
+    fn propose_expiry(self: &Rc<Self>, lease: LeaseId) {
+        self.leases.borrow_mut().mark_expiring(lease);
         let shard = Rc::clone(self);
         let epoch = self.leases.borrow().epoch();
         self.propose_internal(Command::Expire { lease }, move |outcome| {

@@ -9,7 +9,8 @@ use leasehold_protocol::request::{CommandRequest, Request};
 use openraft::AsyncRuntime;
 
 use super::batch::Slot;
-use super::{Shard, count};
+use super::Shard;
+use crate::admin::Counter;
 use crate::env::{Clock, Env};
 use crate::net::ReplyTo;
 use crate::raft::{Class, PeerError};
@@ -55,17 +56,17 @@ impl<E: Env> Shard<E> {
         request: &Request,
         timeout: std::time::Duration,
     ) -> Result<Reply, ErrorCode> {
-        count(&self.counters.forwarded, 1);
+        self.metrics.count(Counter::Forwarded);
         let mut body = vec![request.kind()];
         request.encode_body(&mut body);
-        let answer = self.peers.call(leader, Class::Forward, FORWARD_KIND, body, timeout).await;
+        let answer = self.peers.call(leader, Class::Forward, FORWARD_KIND, &body, timeout).await;
         match answer {
             Ok(bytes) => match bytes.split_first() {
                 Some((kind, body)) => Reply::decode(*kind, body).map_err(|_| ErrorCode::INTERNAL),
                 None => Err(ErrorCode::INTERNAL),
             },
-            Err(PeerError::NotSent { .. }) => Err(ErrorCode::UNREACHABLE),
-            Err(PeerError::Refused { code }) => Err(code),
+            Err(PeerError::Refused { code, .. }) => Err(code),
+            Err(error) if error.not_sent() => Err(ErrorCode::UNREACHABLE),
             Err(_) => Err(ErrorCode::OUTCOME_UNKNOWN),
         }
     }

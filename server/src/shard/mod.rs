@@ -10,6 +10,7 @@
 //!   without a confirmed round that began after the request was read from its socket.
 
 mod batch;
+mod count;
 mod expire;
 mod forward;
 mod propose;
@@ -28,9 +29,12 @@ use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::request::Request;
 
+pub use self::expire::run_wheel;
 pub use self::forward::FORWARD_KIND;
 use self::batch::{Pending, Slot};
+use self::count::count_events;
 use self::waits::Waits;
+use crate::admin::{CoreHandle, Counter};
 use crate::env::{Clock, Env, MonoTime};
 use crate::lease::{CoreWheel, LeaseTable};
 use crate::net::ReplyTo;
@@ -49,32 +53,21 @@ pub enum Origin {
     Client,
     /// A peer that forwarded it here: never forwarded again.
     Peer,
+    /// Another core of this node, about that core alone.
+    Core,
 }
 
-/// Counters of one shard, read by the core's metrics.
-#[derive(Debug, Default)]
-pub struct ShardCounters {
-    /// Commands proposed.
-    pub proposed: Cell<u64>,
-    /// Raft entries proposed.
-    pub entries: Cell<u64>,
-    /// Renewals answered.
-    pub renewed: Cell<u64>,
-    /// Requests sent on to another node.
-    pub forwarded: Cell<u64>,
-    /// Requests answered `busy`.
-    pub busy: Cell<u64>,
-    /// Grants applied.
-    pub grants: Cell<u64>,
-    /// Leases expired, as applied.
-    pub expired: Cell<u64>,
-    /// Leaderships of this node.
-    pub led: Cell<u64>,
-}
-
-/// Adds to a counter.
-pub(crate) fn count(counter: &Cell<u64>, by: usize) {
-    counter.set(counter.get() + by as u64);
+/// What all shards of a core share.
+#[derive(Clone)]
+pub struct ShardCore<E: Env> {
+    /// Number of shards of the cluster.
+    pub shards_total: u32,
+    /// Time.
+    pub clock: E::Clock,
+    /// The core's wheel.
+    pub wheel: CoreWheel,
+    /// The core's figures.
+    pub metrics: CoreHandle,
 }
 
 /// One shard on one node.
@@ -95,7 +88,8 @@ pub struct Shard<E: Env> {
     /// The leadership whose leases run here.
     leading: Cell<Option<Leadership>>,
     stopping: Cell<bool>,
-    counters: ShardCounters,
+    shards_total: u32,
+    metrics: CoreHandle,
 }
 
 impl<E: Env> Shard<E> {
@@ -105,9 +99,9 @@ impl<E: Env> Shard<E> {
         group: Rc<Group<E>>,
         state: Rc<RefCell<State>>,
         peers: Rc<Peers<E>>,
-        clock: E::Clock,
-        wheel: CoreWheel,
+        core: ShardCore<E>,
     ) -> Rc<Self> {
+        let ShardCore { shards_total, clock, wheel, metrics } = core;
         Rc::new(Self {
             id,
             group,
@@ -123,7 +117,8 @@ impl<E: Env> Shard<E> {
             work: Notify::new(),
             leading: Cell::new(None),
             stopping: Cell::new(false),
-            counters: ShardCounters::default(),
+            shards_total,
+            metrics,
         })
     }
 
@@ -140,11 +135,6 @@ impl<E: Env> Shard<E> {
     /// Its state, as this node has applied it.
     pub fn state(&self) -> &Rc<RefCell<State>> {
         &self.state
-    }
-
-    /// Its counters.
-    pub fn counters(&self) -> &ShardCounters {
-        &self.counters
     }
 
     /// Takes one request; its answer goes to `to`, now or later.
@@ -172,12 +162,14 @@ impl<E: Env> Shard<E> {
 
     /// What `apply` did: wakes waiters, keeps the lease table, feeds the counters.
     pub fn applied(&self, events: &[Event]) {
+        count_events(&self.metrics, events);
         self.waits.borrow_mut().applied(events);
         self.follow_leases(events);
     }
 
     /// A snapshot replaced the state: events were skipped.
     pub fn installed(&self) {
+        self.metrics.count(Counter::SnapshotsInstalled);
         self.waits.borrow_mut().resync();
     }
 

@@ -13,7 +13,8 @@ use leasehold_protocol::shard::shard_of;
 use openraft::AsyncRuntime;
 
 use super::batch::{Batch, PROPOSALS_MAX, Slot, Waiting};
-use super::{Origin, Shard, count};
+use super::{Origin, Shard};
+use crate::admin::{Counter, Distribution};
 use crate::env::{Clock, Env};
 use crate::net::{ReplyTo, error};
 use crate::raft::{EntryData, Leadership, ProposeError};
@@ -72,18 +73,15 @@ impl<E: Env> Shard<E> {
             | Command::EndForced { .. }
             | Command::TimeOut { .. } => return Err(ErrorCode::INTERNAL_COMMAND),
         };
-        let ours = shard_of(key, self.peers.shards()) == self.id;
+        let ours = shard_of(key, self.shards_total) == self.id;
         if ours { Ok(()) } else { Err(ErrorCode::WRONG_SHARD) }
     }
 
     fn push(self: &Rc<Self>, command: Command, slot: Slot) {
         let pushed = self.pending.borrow_mut().push(command, slot);
         match pushed {
-            Ok(()) => self.work.notify(),
-            Err(slot) => {
-                count(&self.counters.busy, 1);
-                self.refuse(slot, ErrorCode::BUSY);
-            }
+            Ok(()) => self.work.notify_one(),
+            Err(slot) => self.refuse(slot, ErrorCode::BUSY),
         }
     }
 
@@ -110,8 +108,9 @@ impl<E: Env> Shard<E> {
 
     fn propose(self: &Rc<Self>, leadership: Leadership, batch: Batch) {
         let Batch { commands, slots } = batch;
-        count(&self.counters.proposed, commands.len());
-        count(&self.counters.entries, 1);
+        self.metrics.count(Counter::BatchesProposed);
+        self.metrics.record(Distribution::BatchCommands, commands.len() as u64);
+        let began = self.clock.now();
         let entry = EntryBatch { wall_ms: self.clock.wall_ms(), commands };
         let proposal = self.next_proposal.get();
         self.next_proposal.set(proposal + 1);
@@ -121,7 +120,9 @@ impl<E: Env> Shard<E> {
         let _detached = E::Rt::spawn(async move {
             let outcome = outcome.await;
             let slots = shard.proposed.borrow_mut().remove(&proposal).unwrap_or_default();
-            shard.work.notify();
+            shard.work.notify_one();
+            let took = shard.clock.now().since(began);
+            shard.metrics.record(Distribution::Commit, took.as_nanos() as u64);
             shard.settle(slots, outcome);
         });
     }
@@ -178,7 +179,6 @@ impl<E: Env> Shard<E> {
 
     pub(super) fn busy(&self, to: &ReplyTo) {
         const RETRY_AFTER_MS: u32 = 20;
-        count(&self.counters.busy, 1);
         let text = ErrorCode::BUSY.text().to_owned();
         to.send(&error(ErrorCode::BUSY, text, self.leader(), RETRY_AFTER_MS));
     }

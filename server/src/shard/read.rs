@@ -50,7 +50,7 @@ impl<E: Env> Shard<E> {
         match request {
             Request::Get(get) => match check_key(&get.key) {
                 Err(code) => refusal(code),
-                Ok(key) => self.keys(vec![state.key_info(key)], false, stale),
+                Ok(_) => self.keys(vec![state.key_info(&get.key)], false, stale),
             },
             Request::List(list) => {
                 let limit = list.limit.clamp(1, PAGE_LEN_MAX);
@@ -89,10 +89,8 @@ impl<E: Env> Shard<E> {
         Reply::Keys(KeysReply { shard: self.id, revision: state.revision(), stale, keys, more })
     }
 
-    /// Until the lease may end, never more than its TTL: pad and stalls are the server's own.
     fn remaining_ms(&self, lease: LeaseId, ttl_ms: u32) -> u32 {
-        let left = self.leases.borrow().ends_at(lease, ttl_ms).since(self.clock.now());
-        u32::try_from(left.as_millis()).unwrap_or(u32::MAX).min(ttl_ms)
+        self.leases.borrow().remaining_ms(lease, ttl_ms, self.clock.now())
     }
 
     pub(super) fn transfer(

@@ -14,7 +14,8 @@ use leasehold_protocol::reply::{RenewReply, RenewResult, Reply};
 use leasehold_protocol::request::{RenewItem, RenewRequest, Request};
 use openraft::AsyncRuntime;
 
-use super::{Origin, Shard, count};
+use super::{Origin, Shard};
+use crate::admin::Distribution;
 use crate::env::{Clock, Env};
 use crate::net::ReplyTo;
 use crate::raft::Leadership;
@@ -47,7 +48,11 @@ impl<E: Env> Shard<E> {
         timeout_ms: u32,
     ) -> Result<(), ErrorCode> {
         let round = self.group.confirm(leadership);
-        match E::Rt::timeout(Self::timeout(timeout_ms), round).await {
+        let began = self.clock.now();
+        let round = E::Rt::timeout(Self::timeout(timeout_ms), round).await;
+        let took = self.clock.now().since(began);
+        self.metrics.record(Distribution::Confirm, took.as_nanos() as u64);
+        match round {
             Ok(Ok(())) if self.leads() == Some(leadership) => Ok(()),
             Ok(_) => Err(ErrorCode::NOT_LEADER),
             Err(_) => Err(ErrorCode::NO_QUORUM),
@@ -59,7 +64,6 @@ impl<E: Env> Shard<E> {
     fn extend(&self, items: &[RenewItem]) -> RenewReply {
         let now = self.clock.now();
         let results = items.iter().map(|item| self.extend_one(item, now)).collect();
-        count(&self.counters.renewed, items.len());
         RenewReply { results, leader: NodeId(0) }
     }
 
@@ -82,7 +86,7 @@ impl<E: Env> Shard<E> {
             return refused(ErrorCode::LEASE_EXPIRING);
         }
         let ttl_ms = lease.ttl_ms();
-        leases.extend(item.lease, ttl_ms, now);
+        leases.extend(item.lease, now);
         RenewResult { lease: item.lease, error: None, ttl_ms, version: lease.version() }
     }
 }
