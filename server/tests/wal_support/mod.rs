@@ -8,12 +8,14 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId};
+pub use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::ids::{ClusterId, DiskId, NodeId};
 use leasehold_server::disk::sim::{SimDisk, SimDiskConfig};
 use leasehold_server::env::{Disk, Env};
 use leasehold_server::rt::sim::{SimClock, SimRng, SimRt, WorldConfig};
 use leasehold_server::rt::sim_net::SimHost;
-use leasehold_server::wal::{Recovered, Wal, WalConfig, WalError, WalFailed, WalIdentity};
+pub use leasehold_server::wal::Recovered;
+use leasehold_server::wal::{Wal, WalConfig, WalError, WalFailed, WalIdentity};
 use openraft::AsyncRuntime;
 
 /// Everything simulated.
