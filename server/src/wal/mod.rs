@@ -21,6 +21,8 @@ mod checkpoint;
 mod config;
 mod error;
 mod flush;
+#[cfg(test)]
+mod golden;
 mod header;
 mod inner;
 mod ledger;
