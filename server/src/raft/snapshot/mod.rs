@@ -219,7 +219,7 @@ impl<E: Env> RaftSnapshotBuilder<RaftTypes<E>> for Builder<E> {
         let mut draft = snapshots.draft(&name).await?;
         let (mut writer, bytes) = FileWriter::new(snapshots.owner, &self.meta);
         draft.write(&bytes).await?;
-        while let Some(chunk) = self.encoder.next_chunk() {
+        while let Some(chunk) = self.encoder.next() {
             draft.write(&writer.chunk(&chunk)).await?;
             // Others get their turn however fast the disk is.
             RaftTypes::<E>::yield_now().await;
@@ -237,12 +237,13 @@ pub(crate) type Built =
 
 /// Decodes a state from verified pieces.
 struct StateReader {
+    owner: Owner,
     decoder: snapshot::Decoder,
 }
 
 impl StateReader {
     fn new(owner: Owner) -> Self {
-        Self { decoder: snapshot::Decoder::new(owner.shard) }
+        Self { owner, decoder: snapshot::Decoder::new() }
     }
 
     fn feed(&mut self, chunk: &[u8]) -> Result<(), SnapshotError> {
@@ -252,8 +253,8 @@ impl StateReader {
     fn finish(self, digest: u64) -> Result<State, SnapshotError> {
         let state = self.decoder.finish();
         let state = state.map_err(|error| SnapshotError::State(error.to_string()))?;
-        if state.digest() != digest {
-            return Err(SnapshotError::State("its digest does not match".to_owned()));
+        if state.digest() != digest || state.shard() != self.owner.shard {
+            return Err(SnapshotError::State("its digest or its shard does not match".to_owned()));
         }
         Ok(state)
     }
