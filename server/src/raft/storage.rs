@@ -210,17 +210,14 @@ impl<E: Env> Log<E> {
         &self.shared.rounds
     }
 
-    pub(crate) fn wal(&self) -> &WalShard<E> {
-        &self.shared.wal
-    }
-
     /// The effective membership.
     pub(crate) fn membership(&self) -> StoredMembership {
         self.shared.kept.borrow().effective()
     }
 
-    pub(crate) fn last_log_id(&self) -> Option<LogId> {
-        self.shared.kept.borrow().last()
+    /// What was last known to be committed.
+    pub(crate) fn committed(&self) -> Option<LogId> {
+        self.shared.kept.borrow().committed
     }
 
     /// The index after which entries are there, `None` if the log was never cut.

@@ -27,7 +27,7 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const BACK_OFF_FIRST: Duration = Duration::from_millis(20);
 const BACK_OFF_LONGEST: Duration = Duration::from_secs(1);
 /// A connection on which a request waits and nothing at all was heard for so long is given up.
-const SILENCE_MAX: Duration = Duration::from_secs(1);
+pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub(super) struct Lane {
@@ -190,6 +190,11 @@ impl<E: Env> Peers<E> {
         let dropped = move |id| dropped.answered(id, Err(PeerError::Superseded));
         drop(E::Rt::spawn(link::write_loop::<E>(outbox, writer, dropped)));
         Ok((connection, Inbox::new(reader, self.clock.clone(), decoder)))
+    }
+
+    /// Closes the connection if a request waits on it and nothing was heard for too long.
+    pub(crate) fn give_up_silent(&self, node: NodeId, class: Class) {
+        let _live = self.lane(node, class).live(self.clock.now());
     }
 
     /// Asks the connections of a process that another one claims to be for a sign of life, and

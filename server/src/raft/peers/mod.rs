@@ -29,6 +29,7 @@ use handshake::Refusal;
 use identity::Connected;
 pub use identity::{Class, Identity, PeerInfo};
 use lane::Lane;
+pub(crate) use lane::SILENCE_MAX;
 pub(crate) use link::Answer;
 
 use crate::env::{Clock, Env, MonoTime};
@@ -215,22 +216,28 @@ impl<E: Env> Peers<E> {
     ) -> Result<Vec<u8>, PeerError> {
         let ask = async {
             let answer =
-                self.send(node, class, kind, None, |out| out.extend_from_slice(body)).await?;
+                self.send(node, None, class, kind, None, |out| out.extend_from_slice(body)).await?;
             answer.await
         };
         E::Rt::timeout(timeout, ask).await.unwrap_or(Err(PeerError::TimedOut))
     }
 
-    /// Queues a request, connecting first if need be. A stamped one is stamped when it is written.
+    /// Queues a request, connecting first if need be; only to the data directory `disk` if one is
+    /// named. A stamped request is stamped when it is written.
     pub(crate) async fn send(
         self: &Rc<Self>,
         node: NodeId,
+        disk: Option<DiskId>,
         class: Class,
         kind: u8,
         stamp: Option<Rc<Stamp>>,
         write_body: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Answer, PeerError> {
         let connection = self.connection(node, class).await?;
+        if disk.is_some_and(|disk| disk != connection.info.disk()) {
+            let code = ErrorCode::FOREIGN_DISK;
+            return Err(PeerError::Refused { code, message: code.text().to_owned() });
+        }
         connection.request(kind, self.clock.now(), stamp, write_body)
     }
 
