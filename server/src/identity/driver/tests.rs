@@ -7,7 +7,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-use leasehold_protocol::birth::{BirthMember, Plan};
+use leasehold_protocol::birth::{BirthMember, BirthPropose, Plan};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{ClusterId, DiskId};
 
@@ -175,4 +175,18 @@ fn a_malformed_message_is_an_error_code_and_an_unknown_kind_too() {
     assert_eq!(serve(KIND_PROPOSE, b""), Err(ErrorCode::MALFORMED));
     assert_eq!(serve(99, b""), Err(ErrorCode::UNKNOWN_KIND));
     assert!(serve(KIND_QUERY, b"").is_ok());
+}
+
+#[test]
+fn a_promise_that_could_not_be_kept_is_not_given() {
+    let first = Node::start(1, Memory::default());
+    let others = [2, 3].map(|number| (NodeId(number), Node::start(number, Memory::default())));
+    let answers = others.iter().map(|(node, other)| (*node, other.birth.borrow().answer()));
+    let minted = first.birth.borrow_mut().answered(&answers.collect(), mint).unwrap().unwrap();
+    let proposal = pack(&BirthPropose { record: minted.record });
+    let crash = Some(CrashAt { save: 1, after: false });
+    let second = Node::start(2, Memory { crash, ..Memory::default() });
+    let mut birth = second.birth.borrow_mut();
+    assert!(birth.serve(KIND_PROPOSE, &proposal, &mut *second.store.borrow_mut()).is_err());
+    assert_eq!(birth.answer().promised, None);
 }
