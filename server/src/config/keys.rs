@@ -148,7 +148,7 @@ pub const KEYS: &[Key] = &[
         fallback: Fallback::Unset("a cluster of this node alone"),
         unit: "",
         range: "1, 3 or 5 items NODE=HOST:PORT; IPv6 addresses in brackets",
-        meaning: "Every node of the cluster, this one included, with its peer address. Names are \
+        meaning: "Every node's peer address, this node's included. Names are \
             resolved again at each connect. The node ids are fixed at birth; addresses may change \
             later.",
         put: put!(cluster.peers = parse_peers),
@@ -209,7 +209,7 @@ pub const KEYS: &[Key] = &[
         fallback: Fallback::Value("150"),
         unit: "milliseconds",
         range: "16..=2500",
-        meaning: "Longest such silence. A crashed leader is replaced within about twice this time; \
+        meaning: "Longest silence of the leader before a node stands. A crashed leader is replaced within about twice this time; \
             leases shorter than that can end in a failover, so it is bounded by half the \
             recommended shortest TTL of 5 s.",
         put: put!(cluster.election_max_ms = |text| number(text, 16, 2500)),
@@ -222,8 +222,9 @@ pub const KEYS: &[Key] = &[
         fallback: Fallback::Value("0"),
         unit: "",
         range: "0..=4611686018427387904 (2^62)",
-        meaning: "Read at the cluster's birth only: tokens start above it, and at least at the \
-            wall clock's Unix milliseconds times 1024. Give it when a cluster replaces a lost one \
+        meaning: "Fencing tokens start above it. Read at the cluster's birth only; without it \
+            they start at the wall clock's Unix milliseconds times 1024, with it at the higher of \
+            both. Give it when a cluster replaces a lost one \
             and the clock may be behind; with it, a clock before this build's date is accepted.",
         put: put!(cluster.token_floor = |text| number(text, 0, 1 << 62)),
     },
@@ -357,7 +358,7 @@ pub const KEYS: &[Key] = &[
         fallback: Fallback::Value("20000"),
         unit: "log entries",
         range: "10..=10000000",
-        meaning: "A shard takes a snapshot when this many entries were applied since the last one. \
+        meaning: "Log entries between two snapshots of a shard. \
             Fewer means a faster restart and more writing.",
         put: put!(process.snapshot_entries = |text| number(text, 10, 10_000_000)),
     },
@@ -369,8 +370,8 @@ pub const KEYS: &[Key] = &[
         fallback: Fallback::Unset("half of `snapshot-entries`"),
         unit: "log entries",
         range: "0..=10000000",
-        meaning: "Entries kept behind a snapshot, so that a node that was away for a moment \
-            catches up from the log.",
+        meaning: "Log entries kept behind a snapshot. A node that was away for less catches up \
+            from the log.",
         put: put!(process.snapshot_keep_entries = |text| number(text, 0, 10_000_000).map(Some)),
     },
     Key {
@@ -381,7 +382,7 @@ pub const KEYS: &[Key] = &[
         fallback: Fallback::Value("10000"),
         unit: "connections",
         range: "1..=1000000",
-        meaning: "Client connections of this node; one more is answered too_many_connections. The \
+        meaning: "Most client connections of this node; one more is answered too_many_connections. The \
             limit of open files (`ulimit -n`) must leave room for it.",
         put: put!(process.client_connections_max = |text| number(text, 1, 1_000_000)),
     },
@@ -393,7 +394,7 @@ pub const KEYS: &[Key] = &[
         fallback: Fallback::Value("5000"),
         unit: "milliseconds",
         range: "100..=60000",
-        meaning: "A connection that has not finished its handshake by then is closed.",
+        meaning: "Longest handshake of a connection, which is closed then.",
         put: put!(process.handshake_timeout_ms = |text| number(text, 100, 60_000)),
     },
     Key {
@@ -404,7 +405,7 @@ pub const KEYS: &[Key] = &[
         fallback: Fallback::Value("900000"),
         unit: "milliseconds",
         range: "300000..=86400000",
-        meaning: "A client connection that sent nothing for so long is closed; its leases are not \
+        meaning: "Longest silence of a client connection, which is closed then; its leases are not \
             touched. Longer than the renewal interval of the longest TTL (200 s).",
         put: put!(process.idle_timeout_ms = |text| number(text, 300_000, 86_400_000)),
     },
@@ -416,7 +417,7 @@ pub const KEYS: &[Key] = &[
         fallback: Fallback::Value("10000"),
         unit: "milliseconds",
         range: "1000..=600000",
-        meaning: "An executor that makes no progress for so long ends the process with the \
+        meaning: "Longest time without progress of an executor. Then the process ends with the \
             watchdog's exit code, so that the other nodes take over. More than twice \
             `election-max-ms`.",
         put: put!(process.watchdog_ms = |text| number(text, 1000, 600_000)),

@@ -410,3 +410,6 @@ where
 {
     rkyv::to_bytes::<rancor::Error>(value).expect("birth messages are plain data").to_vec()
 }
+
+#[cfg(test)]
+mod tests;

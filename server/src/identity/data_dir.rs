@@ -277,3 +277,154 @@ fn random() -> [u8; 16] {
     getrandom::fill(&mut bytes).expect("the kernel has random bytes");
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use leasehold_protocol::birth::{BirthMember, BirthRecord};
+    use leasehold_protocol::ids::ClusterId;
+
+    use super::*;
+    use crate::config::Settings;
+
+    fn config(dir: &Path, change: (&str, &str)) -> Config {
+        let mut settings = Settings::new();
+        let dir = dir.to_str().unwrap();
+        let own = [("node-id", "1"), ("data-dir", dir), ("cores", "2"), ("cluster", "red")];
+        own.into_iter().chain([change]).for_each(|(key, value)| settings.add_flag(key, value));
+        Config::resolve(&settings).unwrap()
+    }
+
+    fn open(dir: &Path) -> Result<DataDir, DataDirError> {
+        DataDir::open(&config(dir, ("cluster", "red")))
+    }
+
+    fn promise(disk: DiskId) -> Promise {
+        let address = || "a:1".to_owned();
+        let member =
+            BirthMember { node: NodeId(1), disk, peer_addr: address(), client_addr: address() };
+        let record = BirthRecord {
+            cluster: ClusterId([7; 16]),
+            name: "red".to_owned(),
+            members: vec![member],
+            shards: 1,
+            key_hash: 1,
+            token_base: 9,
+        };
+        Promise { record, founded: true }
+    }
+
+    #[test]
+    fn a_second_opening_is_refused_with_the_pid_and_the_first_goes_on() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("made/on/the/way");
+        let first = open(&dir).unwrap();
+        let error = open(&dir).unwrap_err();
+        assert_eq!(error.exit(), Exit::DataDirInUse);
+        let text = error.to_string();
+        assert!(text.contains(&format!("process {}", std::process::id())), "{text}");
+        assert!(text.contains("made/on/the/way"), "{text}");
+        fs::remove_file(dir.join(PID)).unwrap();
+        assert!(open(&dir).unwrap_err().to_string().contains("another process"));
+        drop(first);
+        open(&dir).unwrap();
+    }
+
+    #[test]
+    fn files_left_behind_block_no_start_and_each_start_is_told_apart() {
+        let root = tempfile::tempdir().unwrap();
+        fs::write(root.path().join(PID), "1\n").unwrap();
+        fs::write(root.path().join("owner.new"), "half").unwrap();
+        fs::create_dir(root.path().join("lost+found")).unwrap();
+        let (disk, nonce) = {
+            let dir = open(root.path()).unwrap();
+            assert_eq!(dir.boot(), 1);
+            (dir.owner().disk, dir.nonce())
+        };
+        for boot in 2..5 {
+            let dir = open(root.path()).unwrap();
+            assert_eq!((dir.boot(), dir.owner().disk), (boot, disk));
+            assert_ne!(dir.nonce(), nonce);
+        }
+    }
+
+    #[test]
+    fn a_foreign_directory_is_refused_with_both_values() {
+        let root = tempfile::tempdir().unwrap();
+        drop(open(root.path()).unwrap());
+        for (key, value, text) in [
+            ("cluster", "blue", "belongs to cluster red, but cluster blue is configured"),
+            ("node-id", "3", "belongs to node-id 1, but node-id 3 is configured"),
+            ("cores", "4", "a core count of 2, but a core count of 4 is configured"),
+        ] {
+            let error = DataDir::open(&config(root.path(), (key, value))).unwrap_err();
+            assert_eq!(error.exit(), Exit::DataDirForeign);
+            assert!(error.to_string().contains(text), "{error}");
+        }
+        assert_eq!(open(root.path()).unwrap().boot(), 2, "a refusal raises nothing");
+    }
+
+    #[test]
+    fn a_promise_is_kept() {
+        let root = tempfile::tempdir().unwrap();
+        let kept = {
+            let mut dir = open(root.path()).unwrap();
+            assert!(dir.promise().is_none());
+            let promise = promise(dir.owner().disk);
+            dir.save(&promise).unwrap();
+            promise
+        };
+        assert_eq!(open(root.path()).unwrap().promise(), Some(&kept));
+    }
+
+    #[test]
+    fn a_used_directory_without_its_files_is_not_a_fresh_one() {
+        for missing in [OWNER, BOOT] {
+            let root = tempfile::tempdir().unwrap();
+            {
+                let mut dir = open(root.path()).unwrap();
+                let promise = promise(dir.owner().disk);
+                dir.save(&promise).unwrap();
+            }
+            fs::remove_file(root.path().join(missing)).unwrap();
+            let error = open(root.path()).unwrap_err();
+            assert_eq!(error.exit(), Exit::DataDirUnusable);
+            assert!(error.to_string().contains("missing"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_start_that_ended_between_two_files_is_resumed() {
+        let root = tempfile::tempdir().unwrap();
+        let disk = open(root.path()).unwrap().owner().disk;
+        fs::remove_file(root.path().join(BOOT)).unwrap();
+        let dir = open(root.path()).unwrap();
+        assert_eq!((dir.boot(), dir.owner().disk), (1, disk));
+    }
+
+    #[test]
+    fn damage_is_named_and_never_repaired() {
+        for name in [OWNER, BOOT, BIRTH] {
+            let root = tempfile::tempdir().unwrap();
+            {
+                let mut dir = open(root.path()).unwrap();
+                let promise = promise(dir.owner().disk);
+                dir.save(&promise).unwrap();
+            }
+            let path = root.path().join(name);
+            let mut bytes = fs::read(&path).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            fs::write(&path, &bytes).unwrap();
+            let text = open(root.path()).unwrap_err().to_string();
+            assert!(text.contains(path.to_str().unwrap()) && text.contains("checksum"), "{text}");
+            assert_eq!(fs::read(&path).unwrap(), bytes);
+        }
+    }
+
+    #[test]
+    fn cores_have_directories_of_their_own() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = open(root.path()).unwrap();
+        assert_eq!(dir.core_dir(1).unwrap(), root.path().join("core-1"));
+        assert!(dir.core_dir(1).unwrap().is_dir());
+    }
+}

@@ -55,7 +55,11 @@ pub async fn found<T: BirthTransport, S: BirthStore>(
         match promise {
             Some(promise) => save(birth, store, promise)?,
             None if birth.borrow().step() == Step::Done => {}
-            None => transport.pause(pause(&birth.borrow())).await,
+            None => {
+                // Bound first: a borrow must not last over the wait.
+                let duration = pause(&birth.borrow());
+                transport.pause(duration).await;
+            }
         }
     }
 }
@@ -115,3 +119,6 @@ fn log(birth: &RefCell<Birth>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,6 +11,8 @@ use super::Options;
 
 /// Ports of one node: clients, peers, operators.
 const PORTS: u16 = 3;
+/// Draws of a first port before giving up.
+const PORT_TRIES: u32 = 100;
 
 /// One node's place.
 #[derive(Clone, Debug)]
@@ -139,19 +141,25 @@ fn hex(bytes: &[u8]) -> String {
 
 fn ports(options: &Options) -> Result<Vec<u16>, String> {
     let count = options.nodes * PORTS;
-    if options.port == 0 {
-        return free_ports(count).map_err(|error| format!("no free ports: {error}"));
+    if options.port != 0 {
+        return consecutive(options.port, count)
+            .ok_or_else(|| format!("--port {}: {count} ports do not fit", options.port));
     }
-    let last = options.port.checked_add(count - 1);
-    let last = last.ok_or_else(|| format!("--port {}: {count} ports do not fit", options.port))?;
-    Ok((options.port..=last).collect())
+    let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
+    (0..PORT_TRIES)
+        .filter_map(|_| consecutive(random_port(), count))
+        .find(|ports| ports.iter().all(is_free))
+        .ok_or_else(|| format!("--port 0: found no {count} free ports"))
 }
 
-/// Ports that are free now. All are bound together, so they differ.
-fn free_ports(count: u16) -> io::Result<Vec<u16>> {
-    let listeners: Vec<_> =
-        (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-    listeners.iter().map(|listener| Ok(listener.local_addr()?.port())).collect()
+fn consecutive(first: u16, count: u16) -> Option<Vec<u16>> {
+    Some((first..=first.checked_add(count - 1)?).collect())
+}
+
+/// Below the range from which the kernel takes the ports of outgoing connections: one of those
+/// could otherwise take a port between the look and the node's start.
+fn random_port() -> u16 {
+    10_000 + u16::from_le_bytes(random()) % 20_000
 }
 
 #[cfg(test)]
