@@ -109,12 +109,7 @@ pub struct Connections {
 impl Connections {
     /// None yet, and never more than `max`.
     pub fn new(max: usize) -> Rc<Self> {
-        Rc::new(Self {
-            live: RefCell::default(),
-            next: Cell::new(0),
-            max,
-            accepted: Cell::new(0),
-        })
+        Rc::new(Self { live: RefCell::default(), next: Cell::new(0), max, accepted: Cell::new(0) })
     }
 
     /// Connections open now.
@@ -190,11 +185,7 @@ impl Connections {
     }
 }
 
-async fn read<E: Env>(
-    connection: Rc<Connection>,
-    mut reader: impl ByteReader,
-    clock: E::Clock,
-) {
+async fn read<E: Env>(connection: Rc<Connection>, mut reader: impl ByteReader, clock: E::Clock) {
     let mut buf = vec![0; READ_LEN];
     while !connection.over.get() {
         if !connection.conn.borrow().wants_frames() {

@@ -7,19 +7,26 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::time::Duration;
 
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{NodeId, ShardId};
+use leasehold_protocol::ids::{ClusterId, NodeId, ShardId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{LeaderHint, OutcomeReply, Reply};
 use leasehold_protocol::request::Request;
 use leasehold_protocol::shard::shard_of;
 
+use openraft::AsyncRuntime;
+
 use super::reply::{ReplySink, ReplyTo};
 use crate::env::Env;
-use crate::raft::{Member, Peers};
+use crate::raft::{Member, PeerInfo, Peers};
+use crate::rt::channels::{OneshotSender, oneshot};
 use crate::shard::{Origin, Shard};
+
+/// A peer's message that another core does not answer in this time is given up; Raft sends anew.
+const PEER_HOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What one core sends another.
 #[derive(Debug)]
@@ -42,6 +49,26 @@ pub enum Hop {
         /// The answer.
         reply: Box<Reply>,
     },
+    /// A peer's message to a group of the receiving core.
+    Peer {
+        /// The sending core.
+        from: usize,
+        /// The sender's name for it.
+        id: u64,
+        /// Whose message it is.
+        peer: Box<PeerInfo>,
+        /// Its kind.
+        kind: u8,
+        /// Its body.
+        body: Vec<u8>,
+    },
+    /// The answer to such a message.
+    PeerReply {
+        /// The name it was sent under.
+        id: u64,
+        /// The answer.
+        answer: Result<Vec<u8>, ErrorCode>,
+    },
     /// Who leads the sender's shards, for the hellos of other cores.
     Leaders(Vec<LeaderHint>),
 }
@@ -56,11 +83,13 @@ pub trait Hops {
 pub struct Router<E: Env> {
     core: usize,
     cores: usize,
+    cluster: ClusterId,
     shards_total: u32,
     shards: BTreeMap<ShardId, Rc<Shard<E>>>,
     peers: Rc<Peers<E>>,
     hops: Rc<dyn Hops>,
     hopped: RefCell<BTreeMap<u64, ReplyTo>>,
+    hopped_peers: RefCell<BTreeMap<u64, OneshotSender<Result<Vec<u8>, ErrorCode>>>>,
     next_hop: Cell<u64>,
     /// Leaders of other cores' shards, as they last told.
     told: RefCell<BTreeMap<ShardId, NodeId>>,
@@ -69,9 +98,8 @@ pub struct Router<E: Env> {
 impl<E: Env> Router<E> {
     /// A router on `core` of `cores`, over the shards that live there.
     pub fn new(
-        core: usize,
-        cores: usize,
-        shards_total: u32,
+        (core, cores): (usize, usize),
+        (cluster, shards_total): (ClusterId, u32),
         shards: Vec<Rc<Shard<E>>>,
         peers: Rc<Peers<E>>,
         hops: Rc<dyn Hops>,
@@ -79,11 +107,13 @@ impl<E: Env> Router<E> {
         Rc::new(Self {
             core,
             cores,
+            cluster,
             shards_total,
             shards: shards.into_iter().map(|shard| (shard.id(), shard)).collect(),
             peers,
             hops,
             hopped: RefCell::default(),
+            hopped_peers: RefCell::default(),
             next_hop: Cell::new(0),
             told: RefCell::default(),
         })
@@ -102,8 +132,13 @@ impl<E: Env> Router<E> {
     /// The cluster's nodes and their advertised client addresses.
     pub fn members(&self) -> BTreeMap<NodeId, String> {
         let members = self.shards.values().next().map(|shard| shard.group().members());
-        let address = |(node, member): (u64, Member)| (NodeId(node), member.client_addr);
+        let address = |(node, member): (NodeId, Member)| (node, member.client_addr);
         members.unwrap_or_default().into_iter().map(address).collect()
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> ClusterId {
+        self.cluster
     }
 
     /// Number of shards of the cluster.
@@ -149,11 +184,41 @@ impl<E: Env> Router<E> {
         }
     }
 
-    /// Handles what another core sent, except a `Status`, which the caller answers.
+    /// Takes a peer's message to a group that lives on another core there.
+    pub async fn hop_peer(
+        &self,
+        shard: ShardId,
+        peer: PeerInfo,
+        kind: u8,
+        body: Vec<u8>,
+    ) -> Result<Vec<u8>, ErrorCode> {
+        let core = shard.0 as usize % self.cores;
+        if shard.0 >= self.shards_total || core == self.core {
+            return Err(ErrorCode::WRONG_SHARD);
+        }
+        let id = self.next_hop.get();
+        self.next_hop.set(id + 1);
+        let (sender, answer) = oneshot();
+        self.hopped_peers.borrow_mut().insert(id, sender);
+        let hop = Hop::Peer { from: self.core, id, peer: Box::new(peer), kind, body };
+        if self.hops.send(core, hop).is_err() {
+            self.hopped_peers.borrow_mut().remove(&id);
+            return Err(ErrorCode::BUSY);
+        }
+        let answer = E::Rt::timeout(PEER_HOP_TIMEOUT, answer).await;
+        self.hopped_peers.borrow_mut().remove(&id);
+        answer.unwrap_or(Ok(Err(ErrorCode::DEADLINE))).unwrap_or(Err(ErrorCode::BUSY))
+    }
+
+    /// Handles what another core sent.
     pub fn hopped(self: &Rc<Self>, hop: Hop) {
         match hop {
             Hop::Request { from, id, origin, request } => {
-                self.route(*request, self.answer_to(from, id), origin);
+                let to = self.answer_to(from, id);
+                match *request {
+                    Request::Status(request) => self.status(request, to, origin),
+                    request => self.route(request, to, origin),
+                }
             }
             Hop::Reply { id, reply } => {
                 let last = !is_queued(&reply);
@@ -163,6 +228,23 @@ impl<E: Env> Router<E> {
                 }
                 if let Some(to) = to {
                     to.send(&reply);
+                }
+            }
+            Hop::Peer { from, id, peer, kind, body } => {
+                let router = Rc::clone(self);
+                let answer = self.peers.dispatch(&peer, kind, &body);
+                drop(E::Rt::spawn(async move {
+                    let answer = match answer {
+                        Ok(answer) => answer.await,
+                        Err(code) => Err(code),
+                    };
+                    // A lost answer is a lost message, to Raft.
+                    let _ = router.hops.send(from, Hop::PeerReply { id, answer });
+                }));
+            }
+            Hop::PeerReply { id, answer } => {
+                if let Some(waiting) = self.hopped_peers.borrow_mut().remove(&id) {
+                    let _ = waiting.send(answer);
                 }
             }
             Hop::Leaders(leaders) => {
@@ -195,8 +277,10 @@ impl<E: Env> Router<E> {
     }
 
     fn own_leaders(&self) -> Vec<LeaderHint> {
-        let leader = |shard: &Rc<Shard<E>>| shard.group().leader_hint().unwrap_or(NodeId(0));
-        let hint = |shard| LeaderHint { shard: Shard::id(shard), leader: leader(shard) };
+        let hint = |shard: &Rc<Shard<E>>| LeaderHint {
+            shard: shard.id(),
+            leader: shard.group().leader_hint().unwrap_or(NodeId(0)),
+        };
         self.shards.values().map(hint).collect()
     }
 

@@ -9,6 +9,7 @@ use leasehold_protocol::request::Request;
 use super::router::Router;
 use super::status::OneReply;
 use crate::env::Env;
+use crate::raft::{PeerInfo, message_shard};
 use crate::shard::Origin;
 
 /// Answers forwarded requests on one core.
@@ -18,6 +19,17 @@ impl<E: Env> ForwardService<E> {
     /// A service over the core's router.
     pub fn new(router: Rc<Router<E>>) -> Self {
         Self(router)
+    }
+
+    /// Passes a Raft message on to the core of its shard.
+    pub async fn elsewhere(
+        &self,
+        peer: PeerInfo,
+        kind: u8,
+        body: Vec<u8>,
+    ) -> Result<Vec<u8>, ErrorCode> {
+        let shard = message_shard(kind, &body).ok_or(ErrorCode::UNKNOWN_KIND)?;
+        self.0.hop_peer(shard, peer, kind, body).await
     }
 
     /// Handles the body of one forwarded request: its kind, then its own body. A wait's end is

@@ -57,7 +57,7 @@ impl<E: Env> Router<E> {
                 nodes.extend(router.status_of_peers().await);
                 nodes.sort_by_key(|status| status.node);
             }
-            let (cluster, shards) = (router.peers().cluster(), router.shards_total());
+            let (cluster, shards) = (router.cluster(), router.shards_total());
             to.send(&Reply::Status(StatusReply { cluster, shards, nodes }));
         });
     }
@@ -65,7 +65,7 @@ impl<E: Env> Router<E> {
     fn own_status(&self) -> NodeStatus {
         NodeStatus {
             node: self.peers().node(),
-            client_addr: self.peers().client_addr(),
+            client_addr: self.members().remove(&self.peers().node()).unwrap_or_default(),
             reachable: true,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             shards: self.shards().map(|shard| shard_status(shard)).collect(),
@@ -109,7 +109,7 @@ impl<E: Env> Router<E> {
     }
 }
 
-async fn ask<E: Env>(peers: &Peers<E>, node: NodeId) -> Option<NodeStatus> {
+async fn ask<E: Env>(peers: &Rc<Peers<E>>, node: NodeId) -> Option<NodeStatus> {
     let timeout_ms = u32::try_from(PEER_TIMEOUT.as_millis()).unwrap_or(u32::MAX);
     let request = Request::Status(StatusRequest { timeout_ms });
     let mut body = vec![request.kind()];

@@ -94,10 +94,16 @@ pub async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
     }
     let wheel = CoreWheel::new(OsClock.now());
     let (wal, shards) = open_shards(&core, &input, &record, &peers, &wheel).await?;
+    let lowest = input.config.cluster.peers.keys().next() == Some(&input.who.owner.node);
     let (outbox, mailbox) = input.ports.connect().await;
     let hops: Rc<dyn Hops> = Rc::new(outbox);
-    let router =
-        Router::new(core.id, core.count, record.shards, shards.clone(), Rc::clone(&peers), hops);
+    let router = Router::new(
+        (core.id, core.count),
+        (record.cluster, record.shards),
+        shards.clone(),
+        Rc::clone(&peers),
+        hops,
+    );
     let running = Running {
         wal,
         shards,
@@ -111,8 +117,8 @@ pub async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
         }),
     };
     service.open(router);
-    running.start(record.token_base, wheel, mailbox);
-    if lowest(&input) {
+    running.start(Token(record.token_base), wheel, mailbox);
+    if lowest {
         running.initialise(&record).await?;
     }
     if core.id == 0 {
@@ -120,10 +126,6 @@ pub async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
     }
     running.serve(&mut input.inbox, early).await;
     running.stop().await
-}
-
-fn lowest(input: &CoreInput) -> bool {
-    input.config.cluster.peers.keys().next() == Some(&input.who.owner.node)
 }
 
 fn peers(core: &Core, input: &CoreInput) -> Rc<Peers<Production>> {
@@ -224,7 +226,7 @@ async fn open_shards(
         let id = ShardId(shard);
         let state = Rc::new(RefCell::new(State::new(id)));
         let sink = Rc::new(Sink::default());
-        let spec = spec(&input.config, id, input.who.owner.node);
+        let spec = spec(&input.config, record.cluster, id, input.who.owner.node);
         let group = Group::open(
             spec,
             wal.shard(id),
@@ -243,7 +245,7 @@ async fn open_shards(
     Ok((wal, shards))
 }
 
-fn spec(config: &Config, shard: ShardId, node: NodeId) -> GroupSpec {
+fn spec(config: &Config, cluster: ClusterId, shard: ShardId, node: NodeId) -> GroupSpec {
     let timings = Timings {
         heartbeat: Duration::from_millis(config.cluster.heartbeat_ms),
         election_min: Duration::from_millis(config.cluster.election_min_ms),
@@ -252,8 +254,9 @@ fn spec(config: &Config, shard: ShardId, node: NodeId) -> GroupSpec {
     GroupSpec {
         timings,
         snapshot_entries: config.process.snapshot_entries,
-        keep_entries: config.snapshot_keep_entries(),
-        ..GroupSpec::new(shard, node)
+        log_keep: config.snapshot_keep_entries(),
+        probe_quorum_loss: config.cluster.peers.len() >= 5,
+        ..GroupSpec::new(cluster, shard, node)
     }
 }
 
@@ -335,12 +338,12 @@ fn counter_of(request: &Request) -> Counter {
             Command::Cancel { .. } => Counter::RequestCancel,
             Command::Release { .. } | Command::ReleaseOwn { .. } => Counter::RequestRelease,
             Command::Close { .. } => Counter::RequestClose,
+            Command::ForceRelease { .. } => Counter::RequestForceRelease,
             _ => Counter::RequestOther,
         },
         Request::Renew(_) => Counter::RequestRenew,
-        Request::Get(_) | Request::List(_) | Request::Sessions(_) | Request::Holds(_) => {
-            Counter::RequestRead
-        }
+        Request::Get(_) => Counter::RequestGet,
+        Request::List(_) => Counter::RequestList,
         _ => Counter::RequestOther,
     }
 }
@@ -376,7 +379,9 @@ impl Running {
         let shards = self.shards.clone();
         self.wal.on_pin(move |pinning, _bytes| {
             let pinning = shards.iter().find(|shard| shard.id() == pinning);
-            pinning.into_iter().for_each(|shard| shard.group().trigger_snapshot());
+            if let Some(group) = pinning.map(|shard| Rc::clone(shard.group())) {
+                drop(Rt::spawn(async move { group.trigger_snapshot().await }));
+            }
         });
     }
 

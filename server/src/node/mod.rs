@@ -77,12 +77,8 @@ pub fn run(config: Config, shutdown: Shutdown, metrics: Arc<Metrics>) -> Result<
     let (posts, inboxes): (Vec<_>, Vec<_>) = (0..cores).map(|_| inbox(INBOX_LEN)).unzip();
     let core_dirs =
         (0..config.process.cores).map(|core| dir.core_dir(core)).collect::<Result<Vec<_>, _>>()?;
-    let who = core::Who {
-        owner: dir.owner().clone(),
-        boot: dir.boot(),
-        nonce: dir.nonce(),
-        secret,
-    };
+    let who =
+        core::Who { owner: dir.owner().clone(), boot: dir.boot(), nonce: dir.nonce(), secret };
     let mut dir = Some(dir);
     let inputs = inboxes
         .into_iter()

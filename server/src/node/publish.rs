@@ -55,14 +55,14 @@ fn publish_shards(metrics: &CoreHandle, shards: &[Rc<Shard<Production>>], last: 
         let leader = shard.group().leader_hint();
         let state = shard.state().borrow();
         leases += state.leases_len();
-        holds += state.holds_len();
-        waiters += state.waiters_len();
+        holds += shard.holds_len();
+        waiters += shard.waiters_len();
         let report = ShardReport {
             leader,
             leads: shard.group().leadership().is_some(),
             term: raft.term,
             applied_revision: state.revision().0,
-            behind: raft.committed_index.saturating_sub(raft.applied_index),
+            behind: raft.last_index.saturating_sub(raft.applied_index),
             begun: state.begun(),
         };
         metrics.health().report(shard.id().0, &report);

@@ -30,7 +30,7 @@ use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
 use super::spec::{GroupSpec, SpecError};
 use super::storage::{Log, LogDamaged};
-use super::types::{EntryData, LogId, Leadership, Member, RaftTypes};
+use super::types::{EntryData, Leadership, LogId, Member, RaftTypes};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
@@ -209,8 +209,7 @@ impl<E: Env> Group<E> {
             .await
             .map_err(|error| GroupError::Engine(error.to_string()))?;
         let (stopped, receiving) = (Rc::default(), RefCell::default());
-        let group =
-            Rc::new(Self { spec, raft, log, rounds, peers, snapshots, receiving, stopped });
+        let group = Rc::new(Self { spec, raft, log, rounds, peers, snapshots, receiving, stopped });
         group.peers.register(group.spec.shard, group.clone());
         group.clone().start_rounds();
         group.clone().start_snapshots(progress);

@@ -61,7 +61,8 @@ impl<E: Env> Shard<E> {
         let (waits, forced) = {
             let state = self.state.borrow();
             let waits: Vec<_> = state.waits().collect();
-            let forced: Vec<_> = state.forced_pending().map(|(k, t, l)| (k.to_owned(), t, l)).collect();
+            let forced: Vec<_> =
+                state.forced_pending().map(|(k, t, l)| (k.to_owned(), t, l)).collect();
             (waits, forced)
         };
         for (lease, number, wait_ms) in waits.into_iter().filter(|(_, _, ms)| *ms != u32::MAX) {

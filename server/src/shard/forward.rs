@@ -8,8 +8,8 @@ use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{CommandRequest, Request};
 use openraft::AsyncRuntime;
 
-use super::batch::Slot;
 use super::Shard;
+use super::batch::Slot;
 use crate::admin::Counter;
 use crate::env::{Clock, Env};
 use crate::net::ReplyTo;

@@ -29,10 +29,10 @@ use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::request::Request;
 
+use self::batch::{Pending, Slot};
+use self::count::{Totals, count_events};
 pub use self::expire::run_wheel;
 pub use self::forward::FORWARD_KIND;
-use self::batch::{Pending, Slot};
-use self::count::count_events;
 use self::waits::Waits;
 use crate::admin::{CoreHandle, Counter};
 use crate::env::{Clock, Env, MonoTime};
@@ -90,6 +90,7 @@ pub struct Shard<E: Env> {
     stopping: Cell<bool>,
     shards_total: u32,
     metrics: CoreHandle,
+    totals: Totals,
 }
 
 impl<E: Env> Shard<E> {
@@ -102,6 +103,8 @@ impl<E: Env> Shard<E> {
         core: ShardCore<E>,
     ) -> Rc<Self> {
         let ShardCore { shards_total, clock, wheel, metrics } = core;
+        let totals = Totals::default();
+        totals.recount(&state.borrow());
         Rc::new(Self {
             id,
             group,
@@ -119,6 +122,7 @@ impl<E: Env> Shard<E> {
             stopping: Cell::new(false),
             shards_total,
             metrics,
+            totals,
         })
     }
 
@@ -163,6 +167,7 @@ impl<E: Env> Shard<E> {
     /// What `apply` did: wakes waiters, keeps the lease table, feeds the counters.
     pub fn applied(&self, events: &[Event]) {
         count_events(&self.metrics, events);
+        self.totals.follow(events);
         self.waits.borrow_mut().applied(events);
         self.follow_leases(events);
     }
@@ -170,7 +175,18 @@ impl<E: Env> Shard<E> {
     /// A snapshot replaced the state: events were skipped.
     pub fn installed(&self) {
         self.metrics.count(Counter::SnapshotsInstalled);
+        self.totals.recount(&self.state.borrow());
         self.waits.borrow_mut().resync();
+    }
+
+    /// Holds of this shard.
+    pub fn holds_len(&self) -> usize {
+        self.totals.holds()
+    }
+
+    /// Queued acquires of this shard.
+    pub fn waiters_len(&self) -> usize {
+        self.totals.waiters()
     }
 
     /// The leader as this node knows it, `NodeId(0)` if unknown.

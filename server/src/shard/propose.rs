@@ -115,10 +115,10 @@ impl<E: Env> Shard<E> {
         let proposal = self.next_proposal.get();
         self.next_proposal.set(proposal + 1);
         self.proposed.borrow_mut().insert(proposal, slots);
-        let outcome = self.group.propose(leadership, EntryData::from(entry.encode()));
+        let entry = EntryData::from(entry.encode());
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move {
-            let outcome = outcome.await;
+            let outcome = shard.group.propose(leadership, entry).await;
             let slots = shard.proposed.borrow_mut().remove(&proposal).unwrap_or_default();
             shard.work.notify_one();
             let took = shard.clock.now().since(began);
@@ -150,8 +150,8 @@ impl<E: Env> Shard<E> {
             None => {}
             Some(Waiting::Internal(done)) => done(Ok(outcome)),
             Some(Waiting::Request { to, wait }) => {
-                let wanted = wait
-                    .is_none_or(|wait| self.waits.borrow_mut().settle(wait, Some(&outcome)));
+                let wanted =
+                    wait.is_none_or(|wait| self.waits.borrow_mut().settle(wait, Some(&outcome)));
                 if wanted {
                     to.outcome(outcome, leader);
                 }

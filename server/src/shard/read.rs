@@ -93,12 +93,7 @@ impl<E: Env> Shard<E> {
         self.leases.borrow().remaining_ms(lease, ttl_ms, self.clock.now())
     }
 
-    pub(super) fn transfer(
-        self: &Rc<Self>,
-        request: TransferRequest,
-        to: ReplyTo,
-        origin: Origin,
-    ) {
+    pub(super) fn transfer(self: &Rc<Self>, request: TransferRequest, to: ReplyTo, origin: Origin) {
         if self.leads().is_none() {
             if origin == Origin::Client && self.group.leader_hint().is_some() {
                 return self.forward(Request::Transfer(request), request.timeout_ms, to);
@@ -108,12 +103,12 @@ impl<E: Env> Shard<E> {
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move {
             let target = (request.to != NodeId(0)).then_some(request.to);
-            if target.is_some_and(|node| !shard.group.members().contains_key(&node.0)) {
+            if target.is_some_and(|node| !shard.group.members().contains_key(&node)) {
                 return to.error(ErrorCode::NO_SUCH_NODE, NodeId(0));
             }
             let moved = shard.group.transfer(target);
             match E::Rt::timeout(Self::timeout(request.timeout_ms), moved).await {
-                Ok(Ok(())) => to.send(&Reply::Transferred),
+                Ok(Ok(_)) => to.send(&Reply::Transferred),
                 Ok(Err(_)) => to.error(ErrorCode::NO_QUORUM, shard.leader()),
                 Err(_) => to.error(ErrorCode::DEADLINE, shard.leader()),
             }
