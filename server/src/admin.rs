@@ -12,3 +12,4 @@ mod render;
 pub use self::health::{BEHIND_MAX, Health, Phase, ShardReport};
 pub use self::http::start;
 pub use self::metrics::{CoreHandle, CoreMetrics, Counter, Distribution, Gauge, Metrics, Spec};
+pub(crate) use self::render::catalogue;

@@ -148,7 +148,7 @@ pub enum ConfigError {
 }
 
 fn lines(problems: &[Problem]) -> String {
-    problems.iter().map(|problem| format!("\n  {problem}")).collect()
+    problems.iter().fold(String::new(), |text, problem| text + "\n  " + &problem.to_string())
 }
 
 impl Config {

@@ -40,7 +40,7 @@ exits! {
     DataDirInUse = 4, "data_dir_in_use", "Another process uses the data directory; its pid is named.";
     DataDirForeign = 5, "data_dir_foreign", "The data directory belongs to another cluster, node, core count or shard count; both values are named.";
     DataDirUnusable = 6, "data_dir_unusable", "The data directory cannot be read or written, or a file of it is damaged.";
-    IoUring = 7, "io_uring_unavailable", "The kernel refuses io_uring; the remedy is named.";
+    IoUring = 7, "io_uring_unavailable", "The kernel refuses `io_uring`; the remedy is named.";
     StorageFailed = 8, "storage_failed", "A write or sync failed; the node stopped at once and never retries one.";
     Watchdog = 9, "watchdog", "An executor made no progress for `watchdog-ms`.";
     Clock = 10, "clock", "The wall clock is behind this build's date and no `token-floor` was given.";
@@ -85,7 +85,7 @@ pub enum NodeError {
         /// Why.
         source: io::Error,
     },
-    /// io_uring cannot be used; the text says why and how to enable it.
+    /// `io_uring` cannot be used; the text says why and how to enable it.
     #[error("io_uring is not available: {0}")]
     IoUring(String),
     /// The log or a snapshot cannot be read back; the text names file, offset and remedy.

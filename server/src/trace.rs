@@ -45,7 +45,7 @@ fn filter(level: &str) -> EnvFilter {
     let mut directives = level.to_owned();
     for (target, quiet) in [("openraft", "error"), ("glommio", "warn")] {
         if !level.contains(target) && level != "off" {
-            directives.push_str(&format!(",{target}={quiet}"));
+            directives.extend([",", target, "=", quiet]);
         }
     }
     EnvFilter::new(directives)
@@ -98,16 +98,16 @@ impl Write for &Lines {
 
 fn write_lines(messages: &Receiver<Message>, dropped: &AtomicU64, output: &mut impl Write) {
     for message in messages {
-        let result = match &message {
-            Message::Line(line) => output.write_all(line),
-            Message::Flush(_) => output.flush(),
+        let (result, done) = match message {
+            Message::Line(line) => (output.write_all(&line), None),
+            Message::Flush(done) => (output.flush(), Some(done)),
         };
         let lost = dropped.swap(0, Ordering::Relaxed);
         let report = if lost == 0 { Ok(()) } else { writeln!(output, "{lost} log lines dropped") };
         // A log that cannot be written has nowhere to say so.
         let _ = result.and(report);
-        // Only now, if the message was a flush, its sender learns that all is written.
-        drop(message);
+        // Only now whoever asked for a flush learns that all is written.
+        drop(done);
     }
 }
 

@@ -1,4 +1,5 @@
 //! The binary from outside: exit codes, refusals, and the local cluster of `dev`.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -27,10 +27,12 @@ fn child(stops: bool) -> ExitCode {
     println!("ready");
     shutdown.wait();
     println!("stopping");
-    while !stops {
+    if stops {
+        return Exit::Ok.into();
+    }
+    loop {
         std::thread::park();
     }
-    Exit::Ok.into()
 }
 
 struct Process {

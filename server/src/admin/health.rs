@@ -127,38 +127,47 @@ impl Health {
         reasons
     }
 
-    /// Each shard's cells as metrics: name, help, values.
-    pub(super) fn families(&self) -> [(&'static str, &'static str, Vec<u64>); 5] {
-        let values = |value: fn(&Shard) -> u64| self.shards.iter().map(value).collect();
-        [
-            (
-                "leasehold_shard_leader",
-                "The shard's leader as this node knows it; 0 if unknown.",
-                values(|shard| shard.leader.load(Ordering::Relaxed)),
-            ),
-            (
-                "leasehold_shard_leads",
-                "1 if this node leads the shard.",
-                values(|shard| shard.leads.load(Ordering::Relaxed).into()),
-            ),
-            (
-                "leasehold_shard_term",
-                "Raft's term of the shard.",
-                values(|shard| shard.term.load(Ordering::Relaxed)),
-            ),
-            (
-                "leasehold_shard_applied_revision",
-                "The revision of the shard that this node has applied.",
-                values(|shard| shard.applied_revision.load(Ordering::Relaxed)),
-            ),
-            (
-                "leasehold_shard_behind_entries",
-                "Entries known to be committed, but not applied yet.",
-                values(|shard| shard.behind.load(Ordering::Relaxed)),
-            ),
-        ]
+    /// A family's value of every shard, in order.
+    pub(super) fn values(&self, family: &ShardFamily) -> impl Iterator<Item = u64> {
+        self.shards.iter().map(family.value)
     }
 }
+
+/// A metric that is kept per shard, as reported last.
+pub(super) struct ShardFamily {
+    pub(super) name: &'static str,
+    pub(super) help: &'static str,
+    value: fn(&Shard) -> u64,
+}
+
+/// Every such metric.
+pub(super) const SHARD_FAMILIES: &[ShardFamily] = &[
+    ShardFamily {
+        name: "leasehold_shard_leader",
+        help: "The shard's leader as this node knows it; 0 if unknown.",
+        value: |shard| shard.leader.load(Ordering::Relaxed),
+    },
+    ShardFamily {
+        name: "leasehold_shard_leads",
+        help: "1 if this node leads the shard.",
+        value: |shard| shard.leads.load(Ordering::Relaxed).into(),
+    },
+    ShardFamily {
+        name: "leasehold_shard_term",
+        help: "Raft's term of the shard.",
+        value: |shard| shard.term.load(Ordering::Relaxed),
+    },
+    ShardFamily {
+        name: "leasehold_shard_applied_revision",
+        help: "The revision of the shard that this node has applied.",
+        value: |shard| shard.applied_revision.load(Ordering::Relaxed),
+    },
+    ShardFamily {
+        name: "leasehold_shard_behind_entries",
+        help: "Entries known to be committed, but not applied yet.",
+        value: |shard| shard.behind.load(Ordering::Relaxed),
+    },
+];
 
 impl Shard {
     fn unready(&self) -> Option<String> {

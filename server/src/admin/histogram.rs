@@ -34,6 +34,21 @@ impl Recorder {
         self.sum.fetch_add(value, Ordering::Relaxed);
     }
 
+    /// Takes over what is recorded elsewhere, a unit there being `scale` here. `hdr` must have
+    /// everything since the start, so that no count ever falls.
+    pub(super) fn follow(&self, hdr: &Hdr<u64>, scale: u64) {
+        let mut counts = Counts::empty();
+        for recorded in hdr.iter_recorded() {
+            let value = recorded.value_iterated_to().saturating_mul(scale).min(VALUE_MAX);
+            counts.slots[slot(value)] += recorded.count_since_last_iteration();
+            counts.sum += value * recorded.count_since_last_iteration();
+        }
+        for (mine, count) in self.slots.iter().zip(&counts.slots) {
+            mine.store(*count, Ordering::Relaxed);
+        }
+        self.sum.store(counts.sum, Ordering::Relaxed);
+    }
+
     pub(super) fn counts(&self) -> Counts {
         let slots = self.slots.iter().map(|slot| slot.load(Ordering::Relaxed)).collect();
         Counts { slots, sum: self.sum.load(Ordering::Relaxed) }
@@ -117,6 +132,19 @@ mod tests {
             low = high + 1;
         }
         assert_eq!(low, VALUE_MAX + 1);
+    }
+
+    #[test]
+    fn what_is_recorded_elsewhere_is_shown_as_if_it_were_here() {
+        let (recorder, mut hdr) = (Recorder::new(), Hdr::new_with_max(60_000_000, 2).unwrap());
+        for round in 1..=2 {
+            hdr.record_n(90, 7).unwrap();
+            hdr.record_n(60_000_000, 1).unwrap();
+            recorder.follow(&hdr, 1000);
+            let counts = recorder.counts();
+            assert_eq!((counts.total(), counts.at_most(95_000)), (round * 8, round * 7));
+            assert!(counts.sum.abs_diff(round * (7 * 90_000 + 60_000_000_000)) < counts.sum / 50);
+        }
     }
 
     #[test]

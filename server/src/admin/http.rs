@@ -26,7 +26,7 @@ use crate::error::NodeError;
 /// Connections at one time; further ones are closed at once.
 const CONNECTIONS_MAX: usize = 64;
 /// A connection that sent nothing for so long is closed.
-const IDLE: Duration = Duration::from_secs(60);
+const IDLE: Duration = Duration::from_mins(1);
 /// Between two looks at the cores' reports.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 /// Between two samples of the distributions, in looks.

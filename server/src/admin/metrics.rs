@@ -7,6 +7,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use hdrhistogram::Histogram as Hdr;
+
 use super::health::Health;
 use super::histogram::{Counts, Recorder};
 
@@ -137,11 +139,11 @@ table! {
     "leasehold_waiters", 1.0, "Queued acquires of the core's shards." {
         Waiters,
     }
-    "leasehold_wal_segments", 1.0, "Segment files of the write-ahead log, spares included." {
+    "leasehold_wal_segments", 1.0, "Segment files of the write-ahead log in use." {
         WalSegments,
     }
     "leasehold_wal_write_amplification", 0.001,
-    "Bytes that reached the device per byte of records, of the recent flushes." {
+    "Bytes written by the process per byte that the log had to write: near 1 is right, 8 is not." {
         WalWriteAmplification,
     }
     "leasehold_reactor_stall_seconds", 1e-9,
@@ -250,6 +252,17 @@ impl CoreMetrics {
     /// Records a value of a distribution, in stored units (nanoseconds for durations).
     pub fn record(&self, distribution: Distribution, value: u64) {
         self.recorders[distribution as usize].record(value);
+    }
+
+    /// Sets a counter that is kept elsewhere to its total, which never falls.
+    pub fn follow(&self, counter: Counter, total: u64) {
+        self.counters[counter as usize].store(total, Ordering::Relaxed);
+    }
+
+    /// Sets a distribution that is kept elsewhere, since the start, in units of `scale` stored
+    /// units (1000 for microseconds). About a thousand stores: once a second, not more.
+    pub fn follow_distribution(&self, distribution: Distribution, hdr: &Hdr<u64>, scale: u64) {
+        self.recorders[distribution as usize].follow(hdr, scale);
     }
 
     pub(super) fn counter(&self, index: usize) -> u64 {

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt::Write;
 
+use super::health::SHARD_FAMILIES;
 use super::histogram::Counts;
 use super::metrics::{Counter, Distribution, Gauge, Metrics, Spec};
 
@@ -48,9 +49,10 @@ pub(super) fn page(metrics: &Metrics, recent: &Recent) -> String {
     families(&mut page, Gauge::TABLE, "gauge", metrics.cores().len(), |core, index| {
         metrics.cores()[core].gauge(index) as f64
     });
-    for (name, help, values) in metrics.health().families() {
-        header(&mut page, name, help, "gauge");
-        for (shard, value) in values.iter().enumerate() {
+    for family in SHARD_FAMILIES {
+        let name = family.name;
+        header(&mut page, name, family.help, "gauge");
+        for (shard, value) in metrics.health().values(family).enumerate() {
             let _ = writeln!(page, "{name}{{shard=\"{shard}\"}} {value}");
         }
     }
@@ -60,6 +62,31 @@ pub(super) fn page(metrics: &Metrics, recent: &Recent) -> String {
         quantiles(&mut page, spec, &counts, recent.oldest(index));
     }
     page
+}
+
+/// Every metric as a row of a table in Markdown.
+pub(crate) fn catalogue() -> String {
+    let mut rows = String::new();
+    let mut last = "";
+    let table = |kind, table: &'static [Spec]| table.iter().map(move |spec| (kind, spec));
+    for (kind, Spec { name, label, help, .. }) in
+        table("counter", Counter::TABLE).chain(table("gauge", Gauge::TABLE))
+    {
+        if *name != last {
+            let label =
+                label.split_once('=').map_or(String::new(), |(name, _)| format!(", {name}"));
+            let _ = writeln!(rows, "| `{name}` | {kind} | core{label} | {help} |");
+            last = name;
+        }
+    }
+    for family in SHARD_FAMILIES {
+        let _ = writeln!(rows, "| `{}` | gauge | shard | {} |", family.name, family.help);
+    }
+    for Spec { name, help, .. } in Distribution::TABLE {
+        let _ = writeln!(rows, "| `{name}` | histogram | le | {help} |");
+        let _ = writeln!(rows, "| `{name}_recent` | gauge | quantile | The same, last minute. |");
+    }
+    rows
 }
 
 fn families(

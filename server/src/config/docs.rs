@@ -1,8 +1,9 @@
-//! `docs/CONFIG.md`, made from the tables in code: keys and exit codes.
+//! `docs/CONFIG.md`, made from the tables in code: keys, exit codes and metrics.
 
 use std::fmt::Write;
 
 use super::{Fallback, KEYS, Key, Kind, Scope};
+use crate::admin;
 use crate::error::Exit;
 
 /// The whole page.
@@ -16,6 +17,8 @@ pub fn markdown() -> String {
     }
     page.push_str(EXAMPLE);
     exits(&mut page);
+    page.push_str(METRICS);
+    page.push_str(&admin::catalogue());
     page
 }
 
@@ -45,6 +48,17 @@ client-listen = \"0.0.0.0:7400\"
 client-advertise = \"lock-a:7400\"
 peer-listen = \"0.0.0.0:7401\"
 ```
+";
+
+const METRICS: &str = "
+## Metrics
+
+`GET /metrics` on `admin-listen`, in Prometheus' text format; times in seconds. `GET /livez` answers
+200 while the process lives, `GET /readyz` 200 while every shard has a leader, has begun and is
+applied up to what is known to be committed, else 503 with the reasons.
+
+| name | type | labels | meaning |
+|---|---|---|---|
 ";
 
 fn section(page: &mut String, scope: Scope, title: &str) {

@@ -72,7 +72,7 @@ pub fn find(name: &str) -> Option<&'static Key> {
 
 fn number<T>(text: &str, low: T, high: T) -> Result<T, String>
 where
-    T: FromStr + PartialOrd + std::fmt::Display,
+    T: FromStr + PartialOrd + Copy + std::fmt::Display,
 {
     text.parse()
         .ok()

@@ -446,10 +446,10 @@ fn wiped_disks_never_make_two_clusters() {
         world.calm();
         for machine in &world.machines {
             let birth = machine.birth.as_ref().unwrap();
-            let stranger = |record: &&BirthRecord| {
+            let stranger = |record: &BirthRecord| {
                 record.members.iter().all(|member| member.disk != machine.me.disk)
             };
-            if world.founded.first().filter(stranger).is_some() {
+            if world.founded.first().is_some_and(stranger) {
                 assert_eq!(birth.record(), None, "seed {seed}: a wiped node takes part");
                 admission += u32::from(birth.waits_for_admission());
             }
