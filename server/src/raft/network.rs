@@ -316,6 +316,9 @@ where
     /// The next answer in order; sends what comes in meanwhile.
     async fn next(mut self) -> Option<(Rpc<StreamAppendResult<C<E>>, E>, Option<Self>)> {
         loop {
+            if self.input_ended && self.under_way.is_empty() {
+                return None;
+            }
             let sent = match self.step().await {
                 Step::Answered(answered) => {
                     let goes_on = matches!(answered, Ok(Ok(_)));
@@ -333,9 +336,6 @@ where
             };
             if let Err(error) = sent {
                 return Some((Err(error), None));
-            }
-            if self.input_ended && self.under_way.is_empty() {
-                return None;
             }
         }
     }

@@ -225,7 +225,7 @@ async fn read_answers<E: Env>(connection: &Connection, mut inbox: Inbox<E>) {
             match frame.kind {
                 peer::REPLY => connection.answered(frame.id.0, Ok(frame.body.to_vec())),
                 peer::ERROR => connection.answered(frame.id.0, Err(refused(frame.body))),
-                peer::PING => connection.outbox.pong(),
+                peer::PING => connection.outbox.pong(frame.id.0),
                 _ => return,
             }
         }

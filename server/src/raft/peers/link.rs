@@ -114,8 +114,8 @@ impl Outbox {
     }
 
     /// Answers a `ping`.
-    pub(super) fn pong(&self) {
-        let _full_or_closed = self.push(peer::REPLY, 0, None, |_| {});
+    pub(super) fn pong(&self, id: u64) {
+        let _full_or_closed = self.push(peer::REPLY, id, None, |_| {});
     }
 
     /// Gathers one write, stamping each frame; `dropped` gets the ids of those that must not go.

@@ -142,7 +142,7 @@ impl<E: Env> Peers<E> {
     ) {
         let id = frame.id.0;
         match frame.kind {
-            peer::PING => return outbox.pong(),
+            peer::PING => return outbox.pong(id),
             peer::REPLY => return,
             _ => {}
         }

@@ -51,6 +51,8 @@ pub(crate) struct Snapshots<E: Env> {
     owner: Owner,
     /// Oldest first.
     kept: RefCell<Vec<(SnapshotMeta, Rc<str>)>>,
+    /// Files that were passed over; they go when the next snapshot is there.
+    damaged: RefCell<Vec<Rc<str>>>,
 }
 
 /// A snapshot's state, with what it covers.
@@ -70,7 +72,8 @@ impl<E: Env> Snapshots<E> {
         let mut names: Vec<String> = disk.list().await?;
         names.retain(|name| name.starts_with(&prefix) && name.ends_with(SUFFIX));
         names.sort();
-        let this = Self { disk, wal, owner, kept: RefCell::default() };
+        let (kept, damaged) = (RefCell::default(), RefCell::default());
+        let this = Self { disk, wal, owner, kept, damaged };
         let mut newest = None;
         for name in names.into_iter().rev() {
             let found = match newest {
@@ -87,6 +90,7 @@ impl<E: Env> Snapshots<E> {
                 Err(LoadError::Bad(error)) => {
                     let shard = owner.shard.0;
                     tracing::error!(shard, file = name, "a snapshot is passed over: {error}");
+                    this.damaged.borrow_mut().push(name.into());
                 }
             }
         }
@@ -157,7 +161,8 @@ impl<E: Env> Snapshots<E> {
             let old = kept.extract_if(..surplus, |entry| unused(entry));
             old.map(|(_, name)| name).collect()
         };
-        for name in old {
+        let damaged = self.damaged.take().into_iter().filter(|damaged| damaged != name);
+        for name in old.into_iter().chain(damaged) {
             self.disk.remove(&name).await?;
         }
         Ok(())
