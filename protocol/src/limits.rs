@@ -33,6 +33,13 @@ pub const ACKS_MAX: usize = 64;
 pub const HEADER_LEN: usize = 16;
 /// Longest body on a client connection, in bytes.
 pub const CLIENT_BODY_MAX: usize = 64 * 1024;
+/// Longest body of a reply to a client, in bytes: longer than a request's, since one lease's holds
+/// are answered in one piece.
+pub const REPLY_BODY_MAX: usize = 4 * 1024 * 1024;
+/// Longest body of a client's first frame, in bytes: little is granted before the handshake.
+pub const HELLO_BODY_MAX: usize = 4 * 1024;
+/// Longest proof of authority in a hello, in bytes.
+pub const AUTH_LEN_MAX: usize = 1024;
 /// Longest body on a peer connection, in bytes.
 pub const PEER_BODY_MAX: usize = 4 * 1024 * 1024;
 /// Leases renewed by one request.
