@@ -16,6 +16,7 @@ extern crate std;
 
 pub mod codec;
 pub mod command;
+pub mod conn;
 pub mod error;
 pub mod event;
 pub mod frame;

@@ -109,8 +109,6 @@ pub fn check_shard(shard: ShardId, key: &[u8], shards: u32) -> Result<(), ErrorC
 
 #[cfg(test)]
 mod tests {
-    use std::vec;
-
     use super::*;
 
     #[test]
@@ -145,19 +143,19 @@ mod tests {
     fn keys_values_and_labels_are_checked_at_both_ends_of_their_range() {
         assert_eq!(check_key(b""), Err(ErrorCode::KEY_EMPTY));
         assert_eq!(check_key(b"k"), Ok("k"));
-        assert!(check_key(&vec![b'k'; KEY_LEN_MAX]).is_ok());
-        assert_eq!(check_key(&vec![b'k'; KEY_LEN_MAX + 1]), Err(ErrorCode::KEY_TOO_LONG));
+        assert!(check_key(&[b'k'; KEY_LEN_MAX]).is_ok());
+        assert_eq!(check_key(&[b'k'; KEY_LEN_MAX + 1]), Err(ErrorCode::KEY_TOO_LONG));
         assert_eq!(check_key(b"k\xff"), Err(ErrorCode::KEY_NOT_UTF8));
         assert_eq!(check_key_bound(b""), Ok(()));
-        assert_eq!(check_key_bound(&vec![b'k'; KEY_LEN_MAX + 1]), Err(ErrorCode::KEY_TOO_LONG));
-        assert_eq!(check_value(&vec![0xff; VALUE_LEN_MAX]), Ok(()));
-        assert_eq!(check_value(&vec![0; VALUE_LEN_MAX + 1]), Err(ErrorCode::VALUE_TOO_LARGE));
+        assert_eq!(check_key_bound(&[b'k'; KEY_LEN_MAX + 1]), Err(ErrorCode::KEY_TOO_LONG));
+        assert_eq!(check_value(&[0xff; VALUE_LEN_MAX]), Ok(()));
+        assert_eq!(check_value(&[0; VALUE_LEN_MAX + 1]), Err(ErrorCode::VALUE_TOO_LARGE));
         assert_eq!(check_label(b""), Ok(""));
-        assert!(check_label(&vec![b'l'; LABEL_LEN_MAX]).is_ok());
-        assert_eq!(check_label(&vec![b'l'; LABEL_LEN_MAX + 1]), Err(ErrorCode::LABEL_TOO_LONG));
+        assert!(check_label(&[b'l'; LABEL_LEN_MAX]).is_ok());
+        assert_eq!(check_label(&[b'l'; LABEL_LEN_MAX + 1]), Err(ErrorCode::LABEL_TOO_LONG));
         assert_eq!(check_label(b"\xc3"), Err(ErrorCode::LABEL_TOO_LONG));
-        assert!(check_reason(&vec![b'r'; REASON_LEN_MAX]).is_ok());
-        assert_eq!(check_reason(&vec![b'r'; REASON_LEN_MAX + 1]), Err(ErrorCode::LABEL_TOO_LONG));
+        assert!(check_reason(&[b'r'; REASON_LEN_MAX]).is_ok());
+        assert_eq!(check_reason(&[b'r'; REASON_LEN_MAX + 1]), Err(ErrorCode::LABEL_TOO_LONG));
     }
 
     #[test]
