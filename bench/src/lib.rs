@@ -4,6 +4,16 @@
 //! The checkers (`check`) and the history they read are pure, so that the simulator uses the same
 //! ones. Everything else here works on real processes and loopback sockets only.
 
+pub mod actor;
 pub mod check;
 pub mod clock;
+pub mod cluster;
+pub mod failover;
 pub mod history;
+pub mod http;
+pub mod load;
+pub mod ports;
+pub mod process;
+pub mod random;
+pub mod stats;
+pub mod wire;

@@ -15,8 +15,6 @@ pub const fn margin_ms(ttl_ms: u32) -> u32 {
 #[derive(Clone, Debug)]
 pub(super) struct Hold {
     pub(super) client: u32,
-    /// The lease that carries the hold: the caller's, or the hold's own.
-    pub(super) lease: Option<u64>,
     pub(super) token: u64,
     /// When its acquire was first sent.
     pub(super) invoke_ns: u64,
@@ -69,7 +67,6 @@ fn hold_of(op: &Op, ends: &Ends<'_>) -> Option<Hold> {
     let hold_lost = ends.lost_holds.get(&(op.shard, op.key.as_str(), token)).copied();
     Some(Hold {
         client: op.client,
-        lease,
         token,
         invoke_ns: op.invoke_ns,
         granted_ns: op.return_ns?,
