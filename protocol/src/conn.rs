@@ -21,10 +21,12 @@ use alloc::vec::Vec;
 
 pub use self::client::{ClientConn, ClientEvent, RequestError};
 pub use self::server::{Answer, ServerConn, ServerEvent};
+use crate::command::Command;
 use crate::error::ErrorCode;
 use crate::frame::FrameError;
-use crate::limits::{HANDSHAKE_MS_MAX, IDLE_MS_MAX};
+use crate::limits::{HANDSHAKE_MS_MAX, IDLE_MS_MAX, IN_FLIGHT_MAX, IN_FLIGHT_RESERVE};
 use crate::reply::ErrorReply;
+use crate::request::{CommandRequest, Request};
 
 /// A spare output buffer larger than this is not kept.
 const SPARE_KEPT_MAX: usize = 64 * 1024;
@@ -67,6 +69,22 @@ pub struct Counters {
     pub frames_out: u64,
     /// Bytes put out.
     pub bytes_out: u64,
+}
+
+/// How many requests may be in flight before this one is refused.
+const fn in_flight_max(request: &Request) -> usize {
+    match request {
+        Request::Renew(_)
+        | Request::Command(CommandRequest {
+            command:
+                Command::Cancel { .. }
+                | Command::Release { .. }
+                | Command::ReleaseOwn { .. }
+                | Command::Close { .. },
+            ..
+        }) => IN_FLIGHT_MAX + IN_FLIGHT_RESERVE,
+        _ => IN_FLIGHT_MAX,
+    }
 }
 
 /// Swaps the output with an empty buffer that reuses the memory of `spare`.

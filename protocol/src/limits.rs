@@ -48,6 +48,9 @@ pub const RENEW_BATCH_MAX: usize = 1024;
 pub const PAGE_LEN_MAX: u32 = 256;
 /// Requests of one connection that may await their final reply; waiting acquires count.
 pub const IN_FLIGHT_MAX: usize = 16 * 1024;
+/// Further requests beyond `IN_FLIGHT_MAX` that renew or end something (renew, cancel, release,
+/// close), so that waiting acquires cannot keep a lease from being renewed or given up.
+pub const IN_FLIGHT_RESERVE: usize = 1024;
 
 /// A connection that has not made its hello for this long is closed, in milliseconds.
 pub const HANDSHAKE_MS_MAX: u64 = 5_000;

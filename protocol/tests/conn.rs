@@ -1,5 +1,7 @@
 //! The two sides of a connection against each other and against a side that breaks the rules.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of a test are part of it")]
+
 mod common;
 
 use common::{CLUSTER, acquire, client_hello, granted, queued, server_hello};
@@ -12,8 +14,8 @@ use leasehold_protocol::frame::{self, Decoder, Foreign, FrameError, Header, VERS
 use leasehold_protocol::ids::{ClusterId, RequestId, ShardId};
 use leasehold_protocol::kind;
 use leasehold_protocol::limits::{
-    CLIENT_BODY_MAX, HANDSHAKE_MS_MAX, HELLO_BODY_MAX, IDLE_MS_MAX, IN_FLIGHT_MAX, OUTPUT_LEN_HIGH,
-    OUTPUT_LEN_MAX, PING_AFTER_MS, REPLY_BODY_MAX,
+    CLIENT_BODY_MAX, HANDSHAKE_MS_MAX, HELLO_BODY_MAX, IDLE_MS_MAX, IN_FLIGHT_MAX,
+    IN_FLIGHT_RESERVE, OUTPUT_LEN_HIGH, OUTPUT_LEN_MAX, PING_AFTER_MS, REPLY_BODY_MAX,
 };
 use leasehold_protocol::reply::{ErrorReply, HeldKey, HoldsReply, Reply, ServerHello};
 use leasehold_protocol::request::{
@@ -47,6 +49,10 @@ fn open_pair() -> (ClientConn, ServerConn) {
 fn open_server() -> ServerConn {
     let (_, server) = open_pair();
     server
+}
+
+fn release() -> Request {
+    common::requests().into_iter().find(|(name, _)| *name == "release").unwrap().1
 }
 
 fn frame_of(request: &Request, id: u64) -> Vec<u8> {
@@ -347,7 +353,7 @@ fn other_protocols_are_named_and_not_answered() {
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", Foreign::Http),
         (&[0x16, 0x03, 0x01, 0x00, 0xf4, 0x01], Foreign::Tls),
         (b"SSH-2.0-OpenSSH_9.6\r\n", Foreign::Ssh),
-        (&[0; 64 * 1024], Foreign::Zeros),
+        (&[0; 16 * 1024], Foreign::Zeros),
         (b"hello?\n", Foreign::Text),
     ];
     for (bytes, foreign) in streams {
@@ -381,10 +387,17 @@ fn one_request_too_many_is_answered_and_nothing_else_is_hurt() {
         ids.push(client.request(&acquire()).unwrap());
     }
     assert_eq!(client.request(&acquire()), Err(RequestError::TooManyInFlight));
+    for _ in 0..IN_FLIGHT_RESERVE {
+        client.request(&release()).unwrap();
+    }
+    assert_eq!(client.request(&release()), Err(RequestError::TooManyInFlight));
     to_server(&mut client, &mut server, 0);
     while server.poll_event().is_some() {}
-    assert_eq!(server.in_flight_len(), IN_FLIGHT_MAX);
+    assert_eq!(server.in_flight_len(), IN_FLIGHT_MAX + IN_FLIGHT_RESERVE);
 
+    server.feed(&frame_of(&release(), 1 << 41), 0);
+    assert_eq!(server.poll_event(), None);
+    assert_eq!(errors_of(&mut server), [(1 << 41, ErrorCode::TOO_MANY_IN_FLIGHT)]);
     server.feed(&frame_of(&acquire(), 1 << 40), 0);
     assert_eq!(server.poll_event(), None);
     let replies = replies_of(&server.take_output(Vec::new()));
@@ -393,7 +406,9 @@ fn one_request_too_many_is_answered_and_nothing_else_is_hurt() {
     assert!(error.retry_after_ms > 0);
     assert_goes_on(&mut server);
 
-    assert_eq!(server.reply(ids[0], &granted()), Answer::Sent);
+    for id in &ids[..=IN_FLIGHT_RESERVE] {
+        assert_eq!(server.reply(*id, &granted()), Answer::Sent);
+    }
     server.feed(&frame_of(&acquire(), 1 << 40), 0);
     assert!(matches!(server.poll_event(), Some(ServerEvent::Request { .. })));
 }

@@ -9,7 +9,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::{CloseReason, Counters, NS_PER_MS, swap_output};
+use super::{CloseReason, Counters, NS_PER_MS, in_flight_max, swap_output};
 use crate::codec::DecodeError;
 use crate::error::ErrorCode;
 use crate::frame::{Decoder, EncodeError, MAGIC, VERSION_MAX, VERSION_MIN};
@@ -51,7 +51,8 @@ pub enum RequestError {
     /// The handshake is not made yet, or the connection is over.
     #[error("the connection is not open")]
     NotOpen,
-    /// The connection has `IN_FLIGHT_MAX` unanswered requests.
+    /// The connection has `IN_FLIGHT_MAX` unanswered requests; those that renew or end something
+    /// have `IN_FLIGHT_RESERVE` more.
     #[error("{IN_FLIGHT_MAX} requests of this connection await their answers")]
     TooManyInFlight,
     /// `OUTPUT_LEN_MAX` bytes of requests were not taken yet.
@@ -134,7 +135,7 @@ impl ClientConn {
         if !self.is_open() {
             return Err(RequestError::NotOpen);
         }
-        if self.in_flight.len() >= IN_FLIGHT_MAX {
+        if self.in_flight.len() >= in_flight_max(request) {
             return Err(RequestError::TooManyInFlight);
         }
         if self.output.len() >= OUTPUT_LEN_MAX {

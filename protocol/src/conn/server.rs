@@ -2,23 +2,23 @@
 //!
 //! Invariants: nothing but a hello is accepted before the driver's `accept`; every request that
 //! was handed to the driver is in flight until its final answer, and an id is in flight once; at
-//! most `IN_FLIGHT_MAX` are. A bad body costs its own request only; bytes that cannot be framed,
-//! or an answer that could not be paired, cost the connection.
+//! most `IN_FLIGHT_MAX` are, and `IN_FLIGHT_RESERVE` more that renew or end something. A bad body
+//! costs its own request only; bytes that cannot be framed, or an answer that could not be paired,
+//! cost the connection.
 
 use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use super::{CloseReason, Counters, NS_PER_MS, swap_output};
+use super::{CloseReason, Counters, NS_PER_MS, in_flight_max, swap_output};
 use crate::codec::DecodeError;
 use crate::error::ErrorCode;
 use crate::frame::{Decoder, EncodeError, FrameError, MAGIC, VERSION_MAX, VERSION_MIN};
 use crate::ids::{ClusterId, RequestId};
 use crate::kind;
 use crate::limits::{
-    CLIENT_BODY_MAX, HANDSHAKE_MS_MAX, HELLO_BODY_MAX, IDLE_MS_MAX, IN_FLIGHT_MAX, OUTPUT_LEN_HIGH,
-    OUTPUT_LEN_MAX,
+    CLIENT_BODY_MAX, HANDSHAKE_MS_MAX, HELLO_BODY_MAX, IDLE_MS_MAX, OUTPUT_LEN_HIGH, OUTPUT_LEN_MAX,
 };
 use crate::reply::{ErrorReply, Reply, ServerHello};
 use crate::request::{ClientHello, Request};
@@ -287,13 +287,12 @@ impl ServerConn {
         match received.request {
             Ok(Request::Hello(_)) => malformed(String::from("the hello was made before")),
             Ok(Request::Ping) => Ok(Request::Ping),
-            Ok(_) if self.in_flight.len() >= IN_FLIGHT_MAX => Err(ErrorReply {
-                retry_after_ms: RETRY_AFTER_MS,
-                ..ErrorReply::new(
-                    ErrorCode::TOO_MANY_IN_FLIGHT,
-                    format!("{IN_FLIGHT_MAX} requests of this connection await their answers"),
-                )
-            }),
+            Ok(request) if self.in_flight.len() >= in_flight_max(&request) => {
+                let message =
+                    format!("{} requests of this connection await answers", self.in_flight.len());
+                let error = ErrorReply::new(ErrorCode::TOO_MANY_IN_FLIGHT, message);
+                Err(ErrorReply { retry_after_ms: RETRY_AFTER_MS, ..error })
+            }
             Ok(request) => Ok(request),
             Err(error) => Err(ErrorReply::new(error.code(), format!("{error}"))),
         }

@@ -21,12 +21,12 @@ use leasehold_protocol::request::{
 };
 
 /// The cluster of all examples.
-pub const CLUSTER: ClusterId = ClusterId(*b"example-cluster!");
+pub(crate) const CLUSTER: ClusterId = ClusterId(*b"example-cluster!");
 const SECRET: Secret = Secret([0x5e; 16]);
 const TOKEN: Token = Token(0x0102_0304_0506_0708);
 const REVISION: Revision = Revision(0x1112_1314);
 
-pub fn caller() -> Caller {
+pub(crate) fn caller() -> Caller {
     Caller {
         lease: LeaseId(7),
         secret: SECRET,
@@ -36,7 +36,7 @@ pub fn caller() -> Caller {
     }
 }
 
-pub fn acquire() -> Request {
+pub(crate) fn acquire() -> Request {
     command(Command::Acquire {
         caller: Caller { acks: vec![], ..caller() },
         key: b"jobs/nightly".to_vec(),
@@ -51,7 +51,7 @@ fn command(command: Command) -> Request {
     Request::Command(CommandRequest { shard: ShardId(3), timeout_ms: 5_000, command })
 }
 
-pub fn client_hello() -> ClientHello {
+pub(crate) fn client_hello() -> ClientHello {
     ClientHello {
         magic: MAGIC,
         version_min: VERSION_MIN,
@@ -111,7 +111,7 @@ fn commands() -> Vec<(&'static str, Request)> {
 }
 
 /// Every request, by the name of its golden file.
-pub fn requests() -> Vec<(&'static str, Request)> {
+pub(crate) fn requests() -> Vec<(&'static str, Request)> {
     let (shard, timeout_ms) = (ShardId(3), 5_000);
     let freshness = Freshness::Linearizable;
     let item = RenewItem { lease: LeaseId(7), secret: SECRET, version: HoldSetVersion(2) };
@@ -146,7 +146,7 @@ pub fn requests() -> Vec<(&'static str, Request)> {
     all
 }
 
-pub fn server_hello() -> ServerHello {
+pub(crate) fn server_hello() -> ServerHello {
     ServerHello {
         version: VERSION_MAX,
         cluster: CLUSTER,
@@ -163,11 +163,11 @@ pub fn server_hello() -> ServerHello {
     }
 }
 
-pub fn outcome(outcome: Outcome) -> Reply {
+pub(crate) fn outcome(outcome: Outcome) -> Reply {
     Reply::Outcome(OutcomeReply { outcome, leader: NodeId(2) })
 }
 
-pub fn granted() -> Reply {
+pub(crate) fn granted() -> Reply {
     outcome(Outcome::Granted(Grant {
         lease: LeaseId(7),
         token: TOKEN,
@@ -177,7 +177,7 @@ pub fn granted() -> Reply {
     }))
 }
 
-pub fn queued() -> Reply {
+pub(crate) fn queued() -> Reply {
     outcome(Outcome::Queued { position: 5, revision: REVISION })
 }
 
@@ -293,7 +293,7 @@ fn status_reply() -> StatusReply {
     }
 }
 
-pub fn error_reply() -> ErrorReply {
+pub(crate) fn error_reply() -> ErrorReply {
     ErrorReply {
         leader: NodeId(2),
         retry_after_ms: 50,
@@ -302,7 +302,7 @@ pub fn error_reply() -> ErrorReply {
 }
 
 /// Every reply, by the name of its golden file.
-pub fn replies() -> Vec<(&'static str, Reply)> {
+pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
     let renewed = |error| RenewResult {
         lease: LeaseId(7),
         error,
