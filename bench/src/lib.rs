@@ -16,4 +16,5 @@ pub mod ports;
 pub mod process;
 pub mod random;
 pub mod stats;
+pub mod store;
 pub mod wire;
