@@ -50,7 +50,7 @@ pub struct Plan {
     pub mode: Mode,
     /// Number of connections, each with a session of its own.
     pub connections: usize,
-    /// Different keys of each connection.
+    /// Different keys of each connection: more than can be under way on it, or it meets itself.
     pub keys: usize,
     /// Length of each hold's value, in bytes.
     pub value_len: usize,
