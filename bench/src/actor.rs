@@ -168,7 +168,7 @@ impl Actor {
         let settled = self.settle(command, Deadline::after(limit));
         let kind = OpKind::Open { ttl_ms };
         let Answer::Outcome(WireOutcome::Opened { lease, revision }) = settled.answer else {
-            return Err(self.failed(kind, None, "", settled));
+            return Err(self.failed(kind, None, "", &settled));
         };
         self.lease = lease;
         self.renewed(settled.invoke_ns);
@@ -212,9 +212,9 @@ impl Actor {
             }
             Answer::Outcome(_) | Answer::Refused(_) => {
                 self.floor = number + 2;
-                Err(self.failed(kind, number_shown, key, settled))
+                Err(self.failed(kind, number_shown, key, &settled))
             }
-            Answer::None => Err(self.failed(kind, number_shown, key, settled)),
+            Answer::None => Err(self.failed(kind, number_shown, key, &settled)),
         }
     }
 
@@ -235,7 +235,7 @@ impl Actor {
                 self.record(kind, Some(number), &held.key, &settled, outcome);
                 Ok(())
             }
-            _ => Err(self.failed(kind, Some(number), &held.key, settled)),
+            _ => Err(self.failed(kind, Some(number), &held.key, &settled)),
         }
     }
 
@@ -250,7 +250,7 @@ impl Actor {
                 self.renew_at_ns = u64::MAX;
                 Ok(())
             }
-            _ => Err(self.failed(OpKind::Close, None, "", settled)),
+            _ => Err(self.failed(OpKind::Close, None, "", &settled)),
         }
     }
 
@@ -274,9 +274,9 @@ impl Actor {
             }
             Some(Reply::Error(error)) => {
                 settled.answer = Answer::Refused(Refusal::by_node(error.code));
-                Err(self.failed(OpKind::Get, None, key, settled))
+                Err(self.failed(OpKind::Get, None, key, &settled))
             }
-            _ => Err(self.failed(OpKind::Get, None, key, settled)),
+            _ => Err(self.failed(OpKind::Get, None, key, &settled)),
         }
     }
 
@@ -499,20 +499,16 @@ impl Actor {
         if self.wire.is_some() {
             return true;
         }
-        match Wire::connect(self.endpoints[self.target], CONNECT) {
-            Ok(wire) => {
-                let nodes = wire.hello().nodes.iter();
-                let known = nodes.filter_map(|n| Some((n.node, n.client_addr.parse().ok()?)));
-                self.addresses.extend(known);
-                self.wire = Some(wire);
-                true
-            }
-            Err(_) => {
-                self.target = (self.target + 1) % self.endpoints.len();
-                std::thread::sleep(BACK_OFF);
-                false
-            }
+        if let Ok(wire) = Wire::connect(self.endpoints[self.target], CONNECT) {
+            let nodes = wire.hello().nodes.iter();
+            self.addresses
+                .extend(nodes.filter_map(|node| Some((node.node, node.client_addr.parse().ok()?))));
+            self.wire = Some(wire);
+            return true;
         }
+        self.target = (self.target + 1) % self.endpoints.len();
+        std::thread::sleep(BACK_OFF);
+        false
     }
 
     fn drop_wire(&mut self) {
@@ -534,7 +530,7 @@ impl Actor {
         }
     }
 
-    fn failed(&self, kind: OpKind, number: Option<u64>, key: &str, settled: Settled) -> Failed {
+    fn failed(&self, kind: OpKind, number: Option<u64>, key: &str, settled: &Settled) -> Failed {
         let (outcome, failed) = match settled.answer {
             Answer::Refused(Refusal { code, state }) => {
                 let token = state.map(|state| state.0).filter(|token| *token != 0);
@@ -545,7 +541,7 @@ impl Actor {
             Answer::Outcome(_) => (Outcome::Unknown, Failed::Refused(ErrorCode::INTERNAL)),
             Answer::None => (Outcome::Unknown, Failed::Stopped),
         };
-        self.record(kind, number, key, &settled, outcome);
+        self.record(kind, number, key, settled, outcome);
         failed
     }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of CLOCK_BOOTTIME, the clock that Leasehold's clients count by.
+/// Nanoseconds of `CLOCK_BOOTTIME`, the clock that Leasehold's clients count by.
 pub fn now_ns() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

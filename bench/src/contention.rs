@@ -14,12 +14,12 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 
 use crate::actor::{Actor, Failed, Held};
-use crate::history::Recorder;
+use crate::history::{FaultKind, Recorder};
 
 /// Time-out of a single call; only a cluster that does not heal lets it pass.
-const CALL_LIMIT: Duration = Duration::from_secs(120);
+const CALL_LIMIT: Duration = Duration::from_mins(2);
 /// Far beyond any run.
-const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
+const FOR_EVER: Duration = Duration::from_hours(24);
 
 /// What load to make.
 #[derive(Clone, Debug)]
@@ -32,6 +32,8 @@ pub struct Plan {
     pub ttl_ms: u32,
     /// Longest hold, in milliseconds.
     pub hold_ms_max: u64,
+    /// One in so many holds is left behind by a client that falls silent; 0 for none.
+    pub abandon_in: u32,
     /// Seeds the clients' choices.
     pub seed: u64,
     /// The first client's number in the history.
@@ -40,7 +42,15 @@ pub struct Plan {
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { clients: 32, keys: 8, ttl_ms: 5_000, hold_ms_max: 20, seed: 1, first_client: 0 }
+        Self {
+            clients: 32,
+            keys: 8,
+            ttl_ms: 5_000,
+            hold_ms_max: 20,
+            abandon_in: 0,
+            seed: 1,
+            first_client: 0,
+        }
     }
 }
 
@@ -156,15 +166,15 @@ impl Client {
                 let Some(next) = self.session() else { return };
                 actor = next;
             }
-            if let Some(held) = self.cycle(&mut actor) {
+            if self.cycle(&mut actor).is_some() {
                 // Frozen while it held.
-                return self.keep(&mut actor, &held);
+                return self.keep(&mut actor);
             }
         }
         let key = self.key();
-        if let Ok(held) = actor.acquire(&key, u32::MAX, FOR_EVER) {
+        if actor.acquire(&key, u32::MAX, FOR_EVER).is_ok() {
             self.shared.grants.fetch_add(1, Ordering::Relaxed);
-            self.keep(&mut actor, &held);
+            self.keep(&mut actor);
         }
     }
 
@@ -172,13 +182,11 @@ impl Client {
         let endpoints = self.endpoints.clone();
         let stop = Arc::clone(&self.stop);
         let mut actor = Actor::new(self.number, endpoints, self.recorder.clone(), stop);
-        match actor.open(self.plan.ttl_ms, CALL_LIMIT) {
-            Ok(()) => Some(actor),
-            Err(_) => {
-                self.note_stuck();
-                None
-            }
+        if actor.open(self.plan.ttl_ms, CALL_LIMIT).is_ok() {
+            return Some(actor);
         }
+        self.note_stuck();
+        None
     }
 
     /// One acquire with all that follows. Returns the hold if the freeze came meanwhile.
@@ -199,6 +207,10 @@ impl Client {
                 if self.frozen() {
                     return Some(held);
                 }
+                if self.plan.abandon_in > 0 && self.rng.random_ratio(1, self.plan.abandon_in) {
+                    self.fall_silent(actor);
+                    return None;
+                }
                 if actor.release(&held, CALL_LIMIT) == Err(Failed::Stopped) {
                     self.note_stuck();
                 }
@@ -210,7 +222,17 @@ impl Client {
         None
     }
 
-    fn keep(&self, actor: &mut Actor, _held: &Held) {
+    /// Goes on as a new client with a session of its own, while the hold is left to expire.
+    fn fall_silent(&mut self, actor: &mut Actor) {
+        self.recorder.fault(FaultKind::ClientKilled, 0);
+        actor.abandon();
+        if let Some(next) = self.session() {
+            *actor = next;
+        }
+    }
+
+    /// Keeps what it holds until the end.
+    fn keep(&self, actor: &mut Actor) {
         while !self.stopped() {
             actor.idle(FOR_EVER);
         }

@@ -13,6 +13,7 @@ pub mod failover;
 pub mod finals;
 pub mod history;
 pub mod http;
+pub mod judge;
 pub mod load;
 pub mod ports;
 pub mod process;

@@ -8,6 +8,7 @@ use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{
@@ -22,6 +23,14 @@ pub const BIN_DIR_VAR: &str = "LEASEHOLD_BIN_DIR";
 
 /// How often a condition of another process is looked at.
 pub const POLL: Duration = Duration::from_millis(10);
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Tests that load the machine hold this, so that they run one at a time.
+pub fn alone() -> MutexGuard<'static, ()> {
+    // A failed test before this one has left nothing behind that the lock guards.
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// The path of a binary under test. A missing one is an error that says how to build it: a test
 /// must never pass because there was nothing to test.

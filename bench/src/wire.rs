@@ -15,7 +15,7 @@ use leasehold_protocol::request::Request;
 use crate::clock::{Deadline, now_ns};
 
 /// Bytes read at a time.
-const READ_LEN: usize = 64 * 1024;
+const READ_LEN: usize = 16 * 1024;
 
 /// An open connection.
 #[derive(Debug)]

@@ -14,13 +14,14 @@ use leasehold_bench::finals;
 use leasehold_bench::history::{History, Record, Recorder};
 use leasehold_bench::load::{self, Mode};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_mins(1);
 
 /// Contention on a fake node until there were so many grants, then the final state.
 fn contend(faults: Faults, grants: u64) -> History {
     let node = FakeNode::start(faults);
     let recorder = Recorder::new();
-    let plan = Plan { clients: 12, keys: 3, ttl_ms: 1_000, hold_ms_max: 3, ..Plan::default() };
+    let (clients, keys, ttl_ms) = (12, 3, 1_000);
+    let plan = Plan { clients, keys, ttl_ms, hold_ms_max: 3, abandon_in: 100, ..Plan::default() };
     let load = Contention::start(&[node.addr()], &recorder, &plan);
     assert!(load.progress(grants, LIMIT), "the load stands still");
     load.freeze();
@@ -37,6 +38,7 @@ fn needs() -> Needs {
     Needs {
         handovers: 100,
         tokens: 100,
+        expiries: 1,
         queued_grants: 50,
         acked: 300,
         ordered: 300,
@@ -50,30 +52,26 @@ fn verdict_of(reports: &[Report], guarantee: &str) -> Verdict {
     report.expect("the guarantee has a checker").verdict()
 }
 
-fn show(reports: &[Report]) -> String {
-    reports.iter().map(|report| format!("\n{report}")).collect()
-}
-
 #[test]
 fn a_right_node_passes() {
     let reports = check::all(&contend(Faults::default(), 400), &needs());
-    println!("{}", show(&reports));
-    assert_eq!(check::worst(&reports), Verdict::Ok, "{}", show(&reports));
+    println!("{}", check::text(&reports));
+    assert_eq!(check::worst(&reports), Verdict::Ok, "{}", check::text(&reports));
 }
 
 #[test]
 fn lost_answers_are_retried_and_still_pass() {
     let faults = Faults { cut_every: 50, ..Faults::default() };
     let reports = check::all(&contend(faults, 400), &Needs { retries: 5, ..needs() });
-    println!("{}", show(&reports));
-    assert_eq!(check::worst(&reports), Verdict::Ok, "{}", show(&reports));
+    println!("{}", check::text(&reports));
+    assert_eq!(check::worst(&reports), Verdict::Ok, "{}", check::text(&reports));
 }
 
 #[test]
 fn forgotten_grants_are_caught_as_broken_exclusion() {
     let faults = Faults { forget_every: 20, ..Faults::default() };
     let reports = check::all(&contend(faults, 400), &needs());
-    assert_eq!(verdict_of(&reports, "G1"), Verdict::Violation, "{}", show(&reports));
+    assert_eq!(verdict_of(&reports, "G1"), Verdict::Violation, "{}", check::text(&reports));
 }
 
 #[test]
@@ -81,14 +79,14 @@ fn leases_that_end_early_are_caught() {
     // Renewals come every third of the TTL: a fifth of it is over before.
     let faults = Faults { early_percent: 20, ..Faults::default() };
     let reports = check::all(&contend(faults, 200), &needs());
-    assert_eq!(verdict_of(&reports, "G3"), Verdict::Violation, "{}", show(&reports));
+    assert_eq!(verdict_of(&reports, "G3"), Verdict::Violation, "{}", check::text(&reports));
 }
 
 #[test]
 fn blind_reads_are_caught() {
     let faults = Faults { blind_every: 3, ..Faults::default() };
     let reports = check::all(&contend(faults, 400), &needs());
-    assert_eq!(verdict_of(&reports, "G7"), Verdict::Violation, "{}", show(&reports));
+    assert_eq!(verdict_of(&reports, "G7"), Verdict::Violation, "{}", check::text(&reports));
 }
 
 fn plan(mode: Mode) -> load::Plan {

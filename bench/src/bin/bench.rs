@@ -259,20 +259,19 @@ fn run_load(cli: &Cli, addr: SocketAddr, plan: Plan, report: &mut Report) -> io:
 }
 
 fn line(outcome: &Outcome) -> String {
-    let mut text = format!(
-        "{:.0} operations/s; acquire {}; release p99 {:.3} ms; generator {:.0} % of a core",
-        outcome.ops_per_s,
-        outcome.acquire,
-        outcome.release.p99_us / 1e3,
-        100.0 * outcome.generator_cpu
-    );
+    let mut parts = vec![
+        format!("{:.0} operations/s", outcome.ops_per_s),
+        format!("acquire {}", outcome.acquire),
+        format!("release p99 {:.3} ms", outcome.release.p99_us / 1e3),
+        format!("generator {:.0} % of a core", 100.0 * outcome.generator_cpu),
+    ];
     if outcome.unfinished > 0 {
-        text += &format!("; {} unfinished", outcome.unfinished);
+        parts.push(format!("{} unfinished", outcome.unfinished));
     }
     if !outcome.errors.is_empty() {
-        text += &format!("; errors {:?}", outcome.errors);
+        parts.push(format!("errors {:?}", outcome.errors));
     }
-    text
+    parts.join("; ")
 }
 
 fn run_failover(cli: &Cli, rounds: u32, report: &mut Report) -> io::Result<()> {

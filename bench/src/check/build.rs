@@ -8,6 +8,9 @@ use crate::history::{
 /// One second.
 pub(super) const S: u64 = 1_000_000_000;
 
+/// A key with its holders (lease, token) and its waiters (lease, number).
+pub(super) type Key<'a> = (&'a str, &'a [(u64, u64)], &'a [(u64, u64)]);
+
 /// A history in the making. Revisions are given where a test is about them.
 pub(super) struct Run {
     records: Vec<Record>,
@@ -173,7 +176,7 @@ impl Run {
         &mut self,
         at_ns: u64,
         revision: u64,
-        keys: &[(&str, &[(u64, u64)], &[(u64, u64)])],
+        keys: &[Key<'_>],
         nodes: &[(u64, u64)],
     ) {
         let keys = keys.iter().map(|(key, holders, waiters)| FinalKey {

@@ -183,7 +183,7 @@ fn one_outcome_each(history: &History, report: &mut Report) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::{Run, S};
+    use super::super::build::{Key, Run, S};
     use super::super::{Needs, Verdict};
     use super::check;
 
@@ -257,7 +257,7 @@ mod tests {
 
     #[test]
     fn different_digests_are_caught_and_missing_nodes_are_invalid() {
-        let keys: &[(&str, &[(u64, u64)], &[(u64, u64)])] = &[("k", &[(1, 5)], &[(2, 1)])];
+        let keys: &[Key<'_>] = &[("k", &[(1, 5)], &[(2, 1)])];
         let mut run = held();
         run.end(9 * S, 11, keys, &[(11, 7), (11, 8)]);
         assert_eq!(verdict(&run), Verdict::Violation);

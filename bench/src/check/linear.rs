@@ -83,14 +83,15 @@ fn one_cause_each(list: &[(&Op, u64)], report: &mut Report) {
 }
 
 fn causes_its_revision(op: &Op) -> bool {
-    match (&op.kind, &op.outcome) {
-        // A wait that a retry found granted was caused by whoever ended the hold before.
-        (OpKind::Acquire { .. }, Outcome::Granted { .. }) => op.attempts == 1,
-        (OpKind::Open { .. }, Outcome::Opened { .. })
-        | (OpKind::Release { .. }, Outcome::Released { .. })
-        | (OpKind::Close, Outcome::Done { .. }) => op.attempts == 1,
-        _ => false,
-    }
+    // A wait that a retry found granted was caused by whoever ended the hold before.
+    let changes = matches!(
+        (&op.kind, &op.outcome),
+        (OpKind::Acquire { .. }, Outcome::Granted { .. })
+            | (OpKind::Open { .. }, Outcome::Opened { .. })
+            | (OpKind::Release { .. }, Outcome::Released { .. })
+            | (OpKind::Close, Outcome::Done { .. })
+    );
+    changes && op.attempts == 1
 }
 
 /// A hold of which both ends are known by revision, or only its beginning.

@@ -157,6 +157,12 @@ pub fn all(history: &History, needs: &Needs) -> Vec<Report> {
     ]
 }
 
+/// The reports for people, a line each.
+pub fn text(reports: &[Report]) -> String {
+    let lines: Vec<String> = reports.iter().map(|report| format!("{report}\n")).collect();
+    lines.concat()
+}
+
 /// The worst verdict of some reports.
 pub fn worst(reports: &[Report]) -> Verdict {
     reports.iter().map(Report::verdict).max().unwrap_or(Verdict::Invalid)

@@ -108,7 +108,9 @@ pub fn run(addr: SocketAddr, plan: Plan) -> io::Result<Outcome> {
         Record { from_ns: start_ns + plan.warm_up_ms * 1_000_000, ..Record::default() };
     let end_ns = record.from_ns + plan.run_ms * 1_000_000;
     let mut cpu_from = None;
-    connections.iter_mut().for_each(|connection| connection.begin(start_ns));
+    for connection in &mut connections {
+        connection.begin(start_ns);
+    }
     let mut events =
         vec![
             epoll::Event { flags: epoll::EventFlags::empty(), data: epoll::EventData::new_u64(0) };

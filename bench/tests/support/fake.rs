@@ -66,8 +66,8 @@ pub(crate) struct FakeNode {
 
 impl FakeNode {
     pub(crate) fn start(faults: Faults) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let addr = listener.local_addr().unwrap();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback works");
+        let addr = listener.local_addr().expect("loopback works");
         let stop = Arc::new(AtomicBool::new(false));
         let pause_until_ns = Arc::new(AtomicU64::new(0));
         let (sender, receiver) = mpsc::channel();
@@ -104,20 +104,24 @@ impl Drop for FakeNode {
 }
 
 fn serve(mut stream: TcpStream, addr: SocketAddr, sender: &mpsc::Sender<Sent>) {
-    stream.set_nodelay(true).unwrap();
+    stream.set_nodelay(true).expect("loopback works");
     let conn = Mutex::new(ServerConn::new(CLUSTER, now_ns()));
-    let link = Arc::new(Link { conn, stream: stream.try_clone().unwrap() });
+    let link = Arc::new(Link { conn, stream: stream.try_clone().expect("loopback works") });
     let mut buffer = vec![0; 64 * 1024];
     loop {
         match stream.read(&mut buffer) {
             Ok(0) | Err(_) => return,
-            Ok(len) => link.conn.lock().unwrap().feed(&buffer[..len], now_ns()),
+            Ok(len) => {
+                link.conn.lock().expect("no panic under this lock").feed(&buffer[..len], now_ns())
+            }
         }
         loop {
-            let event = link.conn.lock().unwrap().poll_event();
+            let event = link.conn.lock().expect("no panic under this lock").poll_event();
             match event {
                 None => break,
-                Some(ServerEvent::Hello(_)) => link.conn.lock().unwrap().accept(hello(addr)),
+                Some(ServerEvent::Hello(_)) => {
+                    link.conn.lock().expect("no panic under this lock").accept(hello(addr))
+                }
                 Some(ServerEvent::Request { id, request }) => {
                     if sender.send((Arc::clone(&link), id, request)).is_err() {
                         return;
@@ -137,7 +141,7 @@ fn serve(mut stream: TcpStream, addr: SocketAddr, sender: &mpsc::Sender<Sent>) {
 
 impl Link {
     fn flush(&self) -> io::Result<()> {
-        let mut conn = self.conn.lock().unwrap();
+        let mut conn = self.conn.lock().expect("no panic under this lock");
         let output = conn.take_output(Vec::new());
         (&self.stream).write_all(&output)
     }
@@ -218,7 +222,7 @@ impl World {
             let _ = link.stream.shutdown(std::net::Shutdown::Both);
             return;
         }
-        link.conn.lock().unwrap().reply(id, reply);
+        link.conn.lock().expect("no panic under this lock").reply(id, reply);
         let _ = link.flush();
     }
 
