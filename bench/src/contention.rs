@@ -16,6 +16,8 @@ use rand::{RngExt as _, SeedableRng as _};
 use crate::actor::{Actor, Failed, Held};
 use crate::history::{FaultKind, Recorder};
 
+mod library;
+
 /// Time-out of a single call; only a cluster that does not heal lets it pass.
 const CALL_LIMIT: Duration = Duration::from_mins(2);
 /// Far beyond any run.
@@ -93,6 +95,17 @@ impl Contention {
             std::thread::spawn(move || client.run())
         });
         Self { threads: threads.collect(), shared, stop }
+    }
+
+    /// Adds clients of the `leasehold` crate, which make the same load.
+    pub fn add_library_clients(
+        &mut self,
+        endpoints: &[SocketAddr],
+        recorder: &Recorder,
+        plan: &Plan,
+    ) {
+        let thread = library::start(endpoints, recorder, plan, &self.shared, &self.stop);
+        self.threads.push(thread);
     }
 
     /// Grants so far.

@@ -21,3 +21,4 @@ pub mod random;
 pub mod stats;
 pub mod store;
 pub mod wire;
+pub mod worker;

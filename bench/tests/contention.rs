@@ -28,6 +28,15 @@ fn progress(load: &Contention, what: &str) {
     assert!(load.progress(PROGRESS, PATIENCE), "no {PROGRESS} grants within {PATIENCE:?} {what}");
 }
 
+/// The plan's clients twice: over the bare protocol, whose answers show revisions, and over the
+/// client library.
+fn start(cluster: &Cluster, recorder: &Recorder, plan: &Plan) -> Contention {
+    let mut load = Contention::start(&cluster.endpoints(), recorder, plan);
+    let library = Plan { first_client: plan.clients, ..plan.clone() };
+    load.add_library_clients(&cluster.endpoints(), recorder, &library);
+    load
+}
+
 /// Freezes the load, reads the final state, and ends the load.
 fn finish(cluster: &Cluster, load: Contention, recorder: &Recorder) {
     load.freeze();
@@ -45,8 +54,8 @@ fn leaders_killed_under_contention() {
     let rounds = rounds();
     let mut cluster = Cluster::start(Spec::default()).expect("a cluster");
     let recorder = Recorder::new();
-    let plan = Plan { abandon_in: 200, ..Plan::default() };
-    let load = Contention::start(&cluster.endpoints(), &recorder, &plan);
+    let plan = Plan { clients: 16, abandon_in: 200, ..Plan::default() };
+    let load = start(&cluster, &recorder, &plan);
     progress(&load, "at first");
     for round in 1..=rounds {
         let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
@@ -81,8 +90,8 @@ fn a_leader_stopped_for_twice_the_ttl_expires_nobody() {
     let ttl_ms = 2_000;
     let mut cluster = Cluster::start(Spec::default()).expect("a cluster");
     let recorder = Recorder::new();
-    let plan = Plan { clients: 12, keys: 4, ttl_ms, ..Plan::default() };
-    let load = Contention::start(&cluster.endpoints(), &recorder, &plan);
+    let plan = Plan { clients: 6, keys: 4, ttl_ms, ..Plan::default() };
+    let load = start(&cluster, &recorder, &plan);
     progress(&load, "at first");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
     recorder.fault(FaultKind::LeaderStopped, leader);

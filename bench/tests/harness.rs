@@ -22,7 +22,9 @@ fn contend(faults: Faults, grants: u64) -> History {
     let recorder = Recorder::new();
     let (clients, keys, ttl_ms) = (12, 3, 1_000);
     let plan = Plan { clients, keys, ttl_ms, hold_ms_max: 3, abandon_in: 100, ..Plan::default() };
-    let load = Contention::start(&[node.addr()], &recorder, &plan);
+    let mut load = Contention::start(&[node.addr()], &recorder, &plan);
+    let library = Plan { clients: 6, first_client: 100, ..plan };
+    load.add_library_clients(&[node.addr()], &recorder, &library);
     assert!(load.progress(grants, LIMIT), "the load stands still");
     load.freeze();
     std::thread::sleep(Duration::from_millis(100));

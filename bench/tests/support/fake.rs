@@ -112,7 +112,7 @@ fn serve(mut stream: TcpStream, addr: SocketAddr, sender: &mpsc::Sender<Sent>) {
         match stream.read(&mut buffer) {
             Ok(0) | Err(_) => return,
             Ok(len) => {
-                link.conn.lock().expect("no panic under this lock").feed(&buffer[..len], now_ns())
+                link.conn.lock().expect("no panic under this lock").feed(&buffer[..len], now_ns());
             }
         }
         loop {
@@ -120,7 +120,7 @@ fn serve(mut stream: TcpStream, addr: SocketAddr, sender: &mpsc::Sender<Sent>) {
             match event {
                 None => break,
                 Some(ServerEvent::Hello(_)) => {
-                    link.conn.lock().expect("no panic under this lock").accept(hello(addr))
+                    link.conn.lock().expect("no panic under this lock").accept(hello(addr));
                 }
                 Some(ServerEvent::Request { id, request }) => {
                     if sender.send((Arc::clone(&link), id, request)).is_err() {
@@ -211,6 +211,10 @@ impl World {
                 Reply::Keys(KeysReply { shard, revision, stale: false, keys, more })
             }
             Request::Status(_) => self.status(),
+            Request::Holds(holds) => match self.state.holds(holds.lease) {
+                Some(reply) => Reply::Holds(reply),
+                None => Reply::Error(ErrorReply::new(ErrorCode::LEASE_DEAD, "the lease is dead")),
+            },
             _ => Reply::Error(ErrorReply::new(ErrorCode::INTERNAL, "the fake cannot do this")),
         };
         self.answer(link, id, &reply);
