@@ -34,8 +34,8 @@ pub struct Plan {
     pub ttl_ms: u32,
     /// Longest hold, in milliseconds.
     pub hold_ms_max: u64,
-    /// One in so many holds is left behind by a client that falls silent; 0 for none.
-    pub abandon_in: u32,
+    /// Every so-manieth hold is left behind by a client that falls silent; 0 for none.
+    pub abandon_in: u64,
     /// Seeds the clients' choices.
     pub seed: u64,
     /// The first client's number in the history.
@@ -65,6 +65,8 @@ pub fn key_name(index: u32) -> String {
 struct Shared {
     freeze: AtomicBool,
     grants: AtomicU64,
+    /// Holds of clients that may fall silent.
+    holds: AtomicU64,
     lost: AtomicU64,
     stuck: AtomicU64,
 }
@@ -220,7 +222,8 @@ impl Client {
                 if self.frozen() {
                     return Some(held);
                 }
-                if self.plan.abandon_in > 0 && self.rng.random_ratio(1, self.plan.abandon_in) {
+                let holds = self.shared.holds.fetch_add(1, Ordering::Relaxed) + 1;
+                if self.plan.abandon_in > 0 && holds.is_multiple_of(self.plan.abandon_in) {
                     self.fall_silent(actor);
                     return None;
                 }

@@ -97,12 +97,10 @@ fn plan(mode: Mode) -> load::Plan {
 
 #[test]
 fn the_open_loop_counts_a_stall_against_every_operation_that_was_due() {
-    let node = FakeNode::start(Faults::default());
-    let addr = node.addr();
-    let run = std::thread::spawn(move || load::run(addr, plan(Mode::Open { ops_per_s: 2_000.0 })));
-    std::thread::sleep(Duration::from_millis(400));
-    node.pause(Duration::from_millis(400));
-    let outcome = run.join().expect("no panic").expect("the load runs");
+    // The pause comes in the recorded part: after 800 answers, 400 ms of the load.
+    let node = FakeNode::start(Faults { pause: Some((800, 400)), ..Faults::default() });
+    let plan = plan(Mode::Open { ops_per_s: 2_000.0 });
+    let outcome = load::run(node.addr(), plan).expect("the load runs");
     // Acquires were due all through the stall: well over a tenth of them waited for its end.
     assert!(outcome.acquire.p90_us > 50_000.0, "{:?}", outcome.acquire);
     assert!(outcome.acquire.count > 500, "{:?}", outcome.acquire);

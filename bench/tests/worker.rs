@@ -1,9 +1,13 @@
 //! A client that is stopped past its TTL: no call that starts after it wakes reports the lock
 //! held, and its stale token is refused by the store (G1, G2).
 
+#[path = "support/fake.rs"]
+mod fake;
+
 use std::path::Path;
 use std::time::Duration;
 
+use fake::{FakeNode, Faults};
 use leasehold_bench::check::{Needs, Verdict, fence};
 use leasehold_bench::clock::now_ns;
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
@@ -37,13 +41,25 @@ fn write(worker: &mut Worker, text: &str) -> bool {
 fn a_client_stopped_past_its_ttl_knows_it_when_it_wakes() {
     let _alone = process::alone();
     let cluster = Cluster::start(Spec::default()).expect("a cluster");
+    stop_clients(&cluster.endpoint_list());
+}
+
+/// The same on a node in this process: what fails here is the client's or the harness's fault.
+#[test]
+fn a_client_stopped_past_its_ttl_knows_it_on_a_fake_node() {
+    let _alone = process::alone();
+    let node = FakeNode::start(Faults::default());
+    stop_clients(&node.addr().to_string());
+}
+
+fn stop_clients(endpoints: &str) {
     let recorder = Recorder::new();
     let store = Store::start(recorder.clone()).expect("a store");
     let road = SlowRoad::open().expect("a road");
     let start = |name: &str| {
         let settings = Settings {
             name: name.to_owned(),
-            endpoints: cluster.endpoint_list(),
+            endpoints: endpoints.to_owned(),
             key: "stopped".to_owned(),
             ttl_ms: TTL_MS,
             store: store.addr(),

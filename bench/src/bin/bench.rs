@@ -10,7 +10,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use leasehold_bench::check::{self, Needs, Verdict};
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
+use leasehold_bench::history::History;
 use leasehold_bench::load::{self, Mode, Outcome, Plan};
 use leasehold_bench::stats::{Summary, median_index};
 use leasehold_bench::{clock, failover};
@@ -97,6 +99,11 @@ enum Command {
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
+    /// Runs the checkers over a kept history. Exits with 1 for a violation.
+    Check {
+        /// The history, JSON lines.
+        file: PathBuf,
+    },
     /// From kill -9 of the leader to the next grant.
     Failover {
         /// How often.
@@ -137,7 +144,7 @@ fn main() -> ExitCode {
 }
 
 fn measure(cli: &Cli, report: &mut Report) -> io::Result<()> {
-    if cfg!(debug_assertions) {
+    if cfg!(debug_assertions) && !matches!(cli.command, Command::Check { .. }) {
         println!("WARNING: this is a debug build; its figures mean nothing");
     }
     match cli.command {
@@ -158,7 +165,15 @@ fn measure(cli: &Cli, report: &mut Report) -> io::Result<()> {
             })
         }
         Command::Failover { rounds } => run_failover(cli, rounds, report),
+        Command::Check { ref file } => check_history(file, report),
     }
+}
+
+fn check_history(file: &std::path::Path, report: &mut Report) -> io::Result<()> {
+    let reports = check::all(&History::load(file)?, &Needs::default());
+    print!("{}", check::text(&reports));
+    goal(report, check::worst(&reports) == Verdict::Ok, "no guarantee is violated");
+    Ok(())
 }
 
 fn smoke(cli: &Cli, open_s: u64, closed_s: u64, report: &mut Report) -> io::Result<()> {

@@ -73,13 +73,13 @@ impl Task {
             let Some(guard) = self.acquire(&session, &key, wait_ms).await else { continue };
             self.hold(&guard).await;
             if self.frozen() {
-                return self.keep(&guard).await;
+                return self.keep(guard).await;
             }
             self.release(guard).await;
         }
         let key = self.key();
         if let Some(guard) = self.acquire(&session, &key, u32::MAX).await {
-            self.keep(&guard).await;
+            self.keep(guard).await;
         }
     }
 
@@ -158,11 +158,15 @@ impl Task {
         self.record(&key, OpKind::Release { token }, invoke_ns, outcome);
     }
 
-    async fn keep(&self, guard: &Guard) {
+    async fn keep(&self, guard: Guard) {
         while !self.stopped() {
-            self.claim(guard);
+            self.claim(&guard);
             tokio::time::sleep(LOOK).await;
         }
+        // Dropping a guard gives the lock back; its answer is nobody's.
+        let kind = OpKind::Release { token: guard.token().0 };
+        self.record(guard.key(), kind, now_ns(), Outcome::Unknown);
+        drop(guard);
     }
 
     /// Records what the library says about the hold at this moment.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
@@ -34,6 +34,8 @@ pub(crate) struct Faults {
     pub(crate) forget_every: u64,
     /// Leases end after this share of their TTL, in percent; 0 for the whole.
     pub(crate) early_percent: u64,
+    /// After so many answers, nothing for so many milliseconds.
+    pub(crate) pause: Option<(u64, u64)>,
     /// Every n-th read answers that nobody holds.
     pub(crate) blind_every: u64,
 }
@@ -61,7 +63,6 @@ type Sent = (Arc<Link>, RequestId, Request);
 pub(crate) struct FakeNode {
     addr: SocketAddr,
     stop: Arc<AtomicBool>,
-    pause_until_ns: Arc<AtomicU64>,
 }
 
 impl FakeNode {
@@ -69,10 +70,9 @@ impl FakeNode {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback works");
         let addr = listener.local_addr().expect("loopback works");
         let stop = Arc::new(AtomicBool::new(false));
-        let pause_until_ns = Arc::new(AtomicU64::new(0));
         let (sender, receiver) = mpsc::channel();
-        let (stopped, pause) = (Arc::clone(&stop), Arc::clone(&pause_until_ns));
-        std::thread::spawn(move || World::new(faults).run(&receiver, &stopped, &pause));
+        let stopped = Arc::clone(&stop);
+        std::thread::spawn(move || World::new(faults).run(&receiver, &stopped));
         let stopped = Arc::clone(&stop);
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -83,16 +83,11 @@ impl FakeNode {
                 std::thread::spawn(move || serve(stream, addr, &sender));
             }
         });
-        Self { addr, stop, pause_until_ns }
+        Self { addr, stop }
     }
 
     pub(crate) fn addr(&self) -> SocketAddr {
         self.addr
-    }
-
-    /// Answers nothing for a while.
-    pub(crate) fn pause(&self, duration: Duration) {
-        self.pause_until_ns.store(now_ns() + duration.as_nanos() as u64, Ordering::SeqCst);
     }
 }
 
@@ -177,15 +172,12 @@ impl World {
         }
     }
 
-    fn run(mut self, requests: &mpsc::Receiver<Sent>, stop: &AtomicBool, pause: &AtomicU64) {
+    fn run(mut self, requests: &mpsc::Receiver<Sent>, stop: &AtomicBool) {
         while !stop.load(Ordering::SeqCst) {
             match requests.recv_timeout(Duration::from_millis(5)) {
                 Ok((link, id, request)) => self.request(&link, id, request),
                 Err(mpsc::RecvTimeoutError::Timeout) => {}
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
-            }
-            while now_ns() < pause.load(Ordering::SeqCst) {
-                std::thread::sleep(Duration::from_millis(1));
             }
             self.tick();
         }
@@ -222,6 +214,11 @@ impl World {
 
     fn answer(&mut self, link: &Arc<Link>, id: RequestId, reply: &Reply) {
         self.answers += 1;
+        if let Some((after, pause_ms)) = self.faults.pause
+            && after == self.answers
+        {
+            std::thread::sleep(Duration::from_millis(pause_ms));
+        }
         if nth(self.faults.cut_every, self.answers) {
             let _ = link.stream.shutdown(std::net::Shutdown::Both);
             return;
