@@ -33,7 +33,7 @@ use openraft::{AsyncRuntime, async_runtime::Select2};
 use super::convert;
 use super::peers::{Answer, Class, PeerError, Peers, SILENCE_MAX};
 use super::rounds::{Rounds, Stamp};
-use super::snapshot::{Built, SnapshotFile, Snapshots};
+use super::snapshot::{Built, SnapshotFile};
 use super::types::{LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
 
@@ -60,7 +60,6 @@ pub(crate) struct Network<E: Env> {
     pub(crate) shard: ShardId,
     pub(crate) peers: Rc<Peers<E>>,
     pub(crate) rounds: Rc<Rounds>,
-    pub(crate) snapshots: Rc<Snapshots<E>>,
 }
 
 impl<E: Env> Network<E> {
@@ -72,7 +71,6 @@ impl<E: Env> Network<E> {
             class,
             peers: self.peers.clone(),
             rounds: self.rounds.clone(),
-            snapshots: self.snapshots.clone(),
         }
     }
 }
@@ -101,7 +99,6 @@ pub(crate) struct Client<E: Env> {
     class: Class,
     peers: Rc<Peers<E>>,
     rounds: Rc<Rounds>,
-    snapshots: Rc<Snapshots<E>>,
 }
 
 impl<E: Env> Clone for Client<E> {
@@ -109,7 +106,6 @@ impl<E: Env> Clone for Client<E> {
         Self {
             peers: self.peers.clone(),
             rounds: self.rounds.clone(),
-            snapshots: self.snapshots.clone(),
             ..*self
         }
     }
@@ -199,16 +195,19 @@ impl<E: Env> Client<E> {
         Ok(VoteResponse::new(convert::vote(&answer.vote), last, answer.granted))
     }
 
-    async fn send_snapshot(&self, vote: Vote, snapshot: Built) -> Result<Vote, SendError> {
+    async fn send_snapshot(&self, vote: Vote, snapshot: Built<E>) -> Result<Vote, SendError> {
         let shard = self.shard;
         let ballot = convert::ballot(&vote);
         let begin = SnapshotBegin { shard, vote: ballot, cover: convert::cover(&snapshot.meta) };
         if let Some(vote) = self.step(peer::SNAPSHOT_BEGIN, &begin, SNAPSHOT_STEP_TIMEOUT).await? {
             return Ok(vote);
         }
+        let SnapshotFile::Published { source, name } = &snapshot.snapshot else {
+            return Err(SendError::Restart);
+        };
         let mut offset = 0;
         loop {
-            let bytes = self.snapshots.read(&snapshot.snapshot, offset).await?;
+            let bytes = source.read(name, offset).await?;
             if bytes.is_empty() {
                 break;
             }
@@ -370,7 +369,7 @@ enum Step<E: Env> {
 }
 
 impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
-    type SnapshotData = SnapshotFile;
+    type SnapshotData = SnapshotFile<E>;
 
     async fn append_entries(
         &mut self,
@@ -429,7 +428,7 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
     async fn full_snapshot(
         &mut self,
         vote: Vote,
-        snapshot: Built,
+        snapshot: Built<E>,
         cancel: impl Future<Output = ReplicationClosed> + 'static,
         _option: RPCOption,
     ) -> Result<SnapshotResponse<C<E>>, StreamingError<C<E>>> {
