@@ -159,7 +159,7 @@ impl Witness {
 /// Asks a node for confirmations all the time, and notes when it leads.
 async fn ask(cluster: Rc<Cluster>, witness: Rc<Witness>, node: u64) {
     loop {
-        sleep_ms(2).await;
+        sleep_ms(4).await;
         let Some(running) = cluster.machine(node).running.borrow().clone() else { continue };
         let Some(leadership) = running.group.leadership() else { continue };
         let now_ns = cluster.world.now_ns();
@@ -177,8 +177,29 @@ async fn ask(cluster: Rc<Cluster>, witness: Rc<Witness>, node: u64) {
                 witness.confirmed.borrow_mut().push((leadership, asked_ns));
             }
         };
-        drop(cluster.world.spawn_in(cluster.machine(node).domain, confirm));
+        let domain = cluster.machine(node).domain;
+        drop(cluster.world.spawn_in(domain, confirm));
+        // Writes, so that there are answers that the engine keeps waiting for.
+        let group = cluster.group(node);
+        let write = async move {
+            let _lost = group.propose(leadership, opening(7)).await;
+        };
+        drop(cluster.world.spawn_in(domain, write));
     }
+}
+
+/// Holds back what comes to a node, then cuts it off until another leads, then lets the old answers
+/// in.
+async fn late_answers(cluster: &Cluster, world: &SimWorld, node: u64) {
+    let node = cluster.leader_now().map_or(node, |(leader, _)| leader);
+    cut(cluster, node, false, true);
+    SimRt::sleep(Duration::from_micros(world.rng().below(2_000))).await;
+    cut(cluster, node, true, true);
+    sleep_ms(200 + world.rng().below(400)).await;
+    for (_, machine) in cluster.machines.iter().filter(|(other, _)| **other != node) {
+        cluster.net.heal(machine.domain, cluster.machine(node).domain);
+    }
+    sleep_ms(world.rng().below(300)).await;
 }
 
 /// Cuts and heals links, stuns and kills nodes, at random.
@@ -190,7 +211,7 @@ async fn trouble(cluster: &Cluster, world: &SimWorld, rounds: u64) {
         let node = world.rng().below(nodes) + 1;
         match world.rng().below(6) {
             0 => cut(cluster, node, true, true),
-            1 => cut(cluster, node, world.rng().chance(500), true),
+            1 => late_answers(cluster, world, node).await,
             2 => world.stun(cluster.machine(node).domain, Duration::from_millis(300)),
             3 => {
                 cluster.kill(node);
@@ -219,14 +240,14 @@ async fn trouble(cluster: &Cluster, world: &SimWorld, rounds: u64) {
 fn no_confirmation_outlives_its_leadership_under_faults() {
     let mut confirmations = 0;
     let mut leaderships = 0;
-    for seed in 0..5 {
+    for seed in 0..3 {
         run(1_000 + seed, async {
             let cluster = Rc::new(Cluster::formed(3).await);
             let witness = Rc::new(Witness::default());
             for node in 1..=3 {
                 drop(SimRt::spawn(ask(cluster.clone(), witness.clone(), node)));
             }
-            trouble(&cluster, &cluster.world, 15).await;
+            trouble(&cluster, &cluster.world, 25).await;
             cluster.leader().await;
             cluster.open_lease(1).await;
             cluster.agree().await;
@@ -235,6 +256,6 @@ fn no_confirmation_outlives_its_leadership_under_faults() {
             leaderships += witness.leaders.borrow().len();
         });
     }
-    assert!(leaderships > 15, "{leaderships} leaderships: the faults did not bite");
-    assert!(confirmations > 2_000, "{confirmations} confirmations");
+    assert!(leaderships > 8, "{leaderships} leaderships: the faults did not bite");
+    assert!(confirmations > 1_000, "{confirmations} confirmations");
 }

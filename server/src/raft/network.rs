@@ -350,7 +350,7 @@ where
         let input = async {
             if has_room { self.input.next().await } else { std::future::pending().await }
         };
-        match E::Rt::timeout(SILENCE_MAX, E::Rt::select2(oldest, input)).await {
+        match E::Rt::timeout(SILENCE_MAX / 2, E::Rt::select2(oldest, input)).await {
             Ok(Select2::First(answered)) => {
                 self.under_way.pop_front();
                 self.sizes.pop_front();
