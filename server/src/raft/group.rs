@@ -201,7 +201,6 @@ impl<E: Env> Group<E> {
             shard: spec.shard,
             peers: peers.clone(),
             rounds: rounds.clone(),
-            snapshots: snapshots.clone(),
         };
         let machine =
             Machine::new(state, sink, snapshots.clone(), log.clone(), progress.clone(), loaded);

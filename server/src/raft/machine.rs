@@ -134,7 +134,7 @@ impl<E: Env> Machine<E> {
 }
 
 impl<E: Env> RaftStateMachine<RaftTypes<E>> for Machine<E> {
-    type SnapshotData = SnapshotFile;
+    type SnapshotData = SnapshotFile<E>;
     type SnapshotBuilder = Builder<E>;
 
     async fn applied_state(&mut self) -> io::Result<(Option<LogId>, StoredMembership)> {
@@ -177,15 +177,14 @@ impl<E: Env> RaftStateMachine<RaftTypes<E>> for Machine<E> {
     async fn install_snapshot(
         &mut self,
         meta: &SnapshotMeta,
-        snapshot: SnapshotFile,
+        snapshot: SnapshotFile<E>,
     ) -> io::Result<()> {
-        let state = self.snapshots.state(&snapshot).await?;
+        let state = self.snapshots.adopt(meta, snapshot).await?;
         self.replace(meta, state);
         Ok(())
     }
 
-    async fn get_current_snapshot(&mut self) -> io::Result<Option<Built>> {
-        let current = self.snapshots.current();
-        Ok(current.map(|(meta, snapshot)| Built { meta, snapshot }))
+    async fn get_current_snapshot(&mut self) -> io::Result<Option<Built<E>>> {
+        Ok(self.snapshots.current())
     }
 }

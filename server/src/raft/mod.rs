@@ -11,6 +11,8 @@ mod signal;
 mod snapshot;
 mod spec;
 mod storage;
+#[cfg(test)]
+mod suite;
 pub mod types;
 
 pub use group::*;

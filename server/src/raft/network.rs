@@ -10,16 +10,18 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, LocalBoxStream, Stream, StreamExt};
+use futures_util::FutureExt;
 use leasehold_protocol::codec::{self, Body};
 use leasehold_protocol::ids::{DiskId, NodeId, ShardId};
 use leasehold_protocol::peer::{
     self, AppendAnswer, AppendRequest, SnapshotAnswer, SnapshotBegin, SnapshotChunk, SnapshotEnd,
     TransferAnswer, VoteAnswer,
 };
-use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
+use openraft::errors::{
+    NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable,
+};
 use openraft::network::{Backoff, RPCOption, RaftNetworkFactory, RaftNetworkV2};
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendError,
@@ -31,7 +33,7 @@ use openraft::{AsyncRuntime, async_runtime::Select2};
 use super::convert;
 use super::peers::{Answer, Class, PeerError, Peers, SILENCE_MAX};
 use super::rounds::{Rounds, Stamp};
-use super::snapshot::{Built, SnapshotFile, Snapshots};
+use super::snapshot::{Built, SnapshotFile};
 use super::types::{LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
 
@@ -58,7 +60,6 @@ pub(crate) struct Network<E: Env> {
     pub(crate) shard: ShardId,
     pub(crate) peers: Rc<Peers<E>>,
     pub(crate) rounds: Rc<Rounds>,
-    pub(crate) snapshots: Rc<Snapshots<E>>,
 }
 
 impl<E: Env> Network<E> {
@@ -70,7 +71,6 @@ impl<E: Env> Network<E> {
             class,
             peers: self.peers.clone(),
             rounds: self.rounds.clone(),
-            snapshots: self.snapshots.clone(),
         }
     }
 }
@@ -99,7 +99,6 @@ pub(crate) struct Client<E: Env> {
     class: Class,
     peers: Rc<Peers<E>>,
     rounds: Rc<Rounds>,
-    snapshots: Rc<Snapshots<E>>,
 }
 
 impl<E: Env> Clone for Client<E> {
@@ -107,7 +106,6 @@ impl<E: Env> Clone for Client<E> {
         Self {
             peers: self.peers.clone(),
             rounds: self.rounds.clone(),
-            snapshots: self.snapshots.clone(),
             ..*self
         }
     }
@@ -197,16 +195,19 @@ impl<E: Env> Client<E> {
         Ok(VoteResponse::new(convert::vote(&answer.vote), last, answer.granted))
     }
 
-    async fn send_snapshot(&self, vote: Vote, snapshot: Built) -> Result<Vote, SendError> {
+    async fn send_snapshot(&self, vote: Vote, snapshot: Built<E>) -> Result<Vote, SendError> {
         let shard = self.shard;
         let ballot = convert::ballot(&vote);
         let begin = SnapshotBegin { shard, vote: ballot, cover: convert::cover(&snapshot.meta) };
         if let Some(vote) = self.step(peer::SNAPSHOT_BEGIN, &begin, SNAPSHOT_STEP_TIMEOUT).await? {
             return Ok(vote);
         }
+        let SnapshotFile::Published { source, name } = &snapshot.snapshot else {
+            return Err(SendError::Restart);
+        };
         let mut offset = 0;
         loop {
-            let bytes = self.snapshots.read(&snapshot.snapshot, offset).await?;
+            let bytes = source.read(name, offset).await?;
             if bytes.is_empty() {
                 break;
             }
@@ -346,9 +347,10 @@ where
         let Some(oldest) = self.under_way.front_mut() else {
             return Step::Input(self.input.next().await);
         };
-        let input =
-            async { if has_room { self.input.next().await } else { std::future::pending().await } };
-        match E::Rt::timeout(SILENCE_MAX, E::Rt::select2(oldest, input)).await {
+        let input = async {
+            if has_room { self.input.next().await } else { std::future::pending().await }
+        };
+        match E::Rt::timeout(SILENCE_MAX / 2, E::Rt::select2(oldest, input)).await {
             Ok(Select2::First(answered)) => {
                 self.under_way.pop_front();
                 self.sizes.pop_front();
@@ -367,7 +369,7 @@ enum Step<E: Env> {
 }
 
 impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
-    type SnapshotData = SnapshotFile;
+    type SnapshotData = SnapshotFile<E>;
 
     async fn append_entries(
         &mut self,
@@ -394,9 +396,8 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
             };
             let client = self.clone();
             if self.class == Class::Heartbeat {
-                let answer = async move {
-                    client.append(Class::Heartbeat, first).await?.result::<E>().await
-                };
+                let answer =
+                    async move { client.append(Class::Heartbeat, first).await?.result::<E>().await };
                 return Ok(stream::once(answer).boxed_local());
             }
             let (under_way, sizes) = (VecDeque::new(), VecDeque::new());
@@ -427,7 +428,7 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
     async fn full_snapshot(
         &mut self,
         vote: Vote,
-        snapshot: Built,
+        snapshot: Built<E>,
         cancel: impl Future<Output = ReplicationClosed> + 'static,
         _option: RPCOption,
     ) -> Result<SnapshotResponse<C<E>>, StreamingError<C<E>>> {

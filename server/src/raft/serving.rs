@@ -26,7 +26,7 @@ use super::convert;
 use super::group::Group;
 use super::message::RaftMessage;
 use super::peers::{PeerInfo, RaftService};
-use super::snapshot::{Built, LoadError, Receiving};
+use super::snapshot::{Built, LoadError, Receiving, SnapshotFile};
 use super::types::{Entry, LogId, RaftTypes};
 use crate::env::Env;
 
@@ -206,8 +206,7 @@ impl<E: Env> Group<E> {
             );
             return Err(ErrorCode::INTERNAL);
         }
-        let published = received.publish(&self.snapshots).await;
-        let snapshot = published.map_err(|error| self.failing(&error))?;
+        let snapshot = SnapshotFile::Received(Box::new(received));
         let installed = self.raft.install_full_snapshot(vote, Built { meta, snapshot }).await;
         Ok(SnapshotAnswer::Done(convert::ballot(&installed.map_err(stopped)?.vote)))
     }

@@ -26,7 +26,8 @@ pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Wait after the first failure; doubles up to the longest.
 const BACK_OFF_FIRST: Duration = Duration::from_millis(20);
 const BACK_OFF_LONGEST: Duration = Duration::from_secs(1);
-/// A connection on which a request waits and nothing at all was heard for so long is given up.
+/// A connection on which something was asked and nothing at all was heard for so long, not even the
+/// answer to a ping at half that time, is given up.
 pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
@@ -75,11 +76,12 @@ impl Lane {
     fn live(&self, now: MonoTime) -> Option<Rc<Connection>> {
         let state = self.state.borrow();
         let State::Live(connection) = &*state else { return None };
-        let silent = connection.silent_since().is_some_and(|at| now.since(at) > SILENCE_MAX);
         let connection = connection.clone();
         drop(state);
-        if silent {
-            connection.fail_all();
+        match connection.silent_since().map(|at| now.since(at)) {
+            Some(silence) if silence > SILENCE_MAX => connection.fail_all(),
+            Some(silence) if silence > SILENCE_MAX / 2 => connection.outbox.ping(),
+            _ => {}
         }
         if connection.outbox.is_closed() {
             self.state.replace(State::Idle);
@@ -192,7 +194,8 @@ impl<E: Env> Peers<E> {
         Ok((connection, Inbox::new(reader, self.clock.clone(), decoder)))
     }
 
-    /// Closes the connection if a request waits on it and nothing was heard for too long.
+    /// Asks the other side for a sign of life if it is silent, and closes the connection if it has
+    /// been for too long.
     pub(crate) fn give_up_silent(&self, node: NodeId, class: Class) {
         let _live = self.lane(node, class).live(self.clock.now());
     }

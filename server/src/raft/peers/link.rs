@@ -212,19 +212,20 @@ pub(super) struct Connection {
     pub(super) outbox: Rc<Outbox>,
     pending: RefCell<BTreeMap<u64, Slot>>,
     last_id: Cell<u64>,
+    /// When the first request was queued after the other side was last heard.
+    asked: Cell<MonoTime>,
 }
 
 #[derive(Default)]
 struct Slot {
     answer: Option<Result<Vec<u8>, PeerError>>,
     waker: Option<Waker>,
-    since: MonoTime,
 }
 
 impl Connection {
     pub(super) fn new(info: PeerInfo, outbox: Rc<Outbox>) -> Rc<Self> {
-        let pending = RefCell::default();
-        Rc::new(Self { info, outbox, pending, last_id: Cell::new(0) })
+        let (pending, last_id, asked) = (RefCell::default(), Cell::new(0), Cell::default());
+        Rc::new(Self { info, outbox, pending, last_id, asked })
     }
 
     /// Queues a request; its answer comes through the returned future.
@@ -244,7 +245,10 @@ impl Connection {
             Shut::Full => PeerError::Busy,
             Shut::Closed => PeerError::Closed,
         })?;
-        self.pending.borrow_mut().insert(id, Slot { since: now, ..Slot::default() });
+        if self.asked.get() <= self.outbox.heard() {
+            self.asked.set(now);
+        }
+        self.pending.borrow_mut().insert(id, Slot::default());
         Ok(Answer { connection: self.clone(), id })
     }
 
@@ -267,11 +271,9 @@ impl Connection {
         }
     }
 
-    /// Since when a request waits while nothing at all was heard; `None` if none does.
+    /// Since when something was asked and nothing at all was heard; `None` if neither.
     pub(super) fn silent_since(&self) -> Option<MonoTime> {
-        let pending = self.pending.borrow();
-        let oldest = pending.values().find(|slot| slot.answer.is_none())?.since;
-        Some(oldest.max(self.outbox.heard()))
+        Some(self.asked.get()).filter(|asked| *asked > self.outbox.heard())
     }
 }
 

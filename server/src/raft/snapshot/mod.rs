@@ -20,28 +20,22 @@ use openraft::type_config::TypeConfigExt;
 pub(crate) use format::Owner;
 pub(crate) use format::SnapshotError;
 use format::{FileReader, FileWriter};
-pub(crate) use receive::Receiving;
+pub(crate) use receive::{Received, Receiving};
 
 use super::convert;
-use super::types::{LogId, RaftTypes, SnapshotMeta};
+use super::types::{LeaderId, LogId, Member, RaftTypes, SnapshotMeta};
 use crate::env::{Disk, Draft, Env};
 use crate::wal::WalShard;
 
 /// Snapshots that are kept though newer ones are there.
 const KEPT: usize = 2;
 
-/// A published snapshot. The file stays as long as a handle does.
-#[derive(Clone)]
-pub(crate) struct SnapshotFile {
-    name: Rc<str>,
-    /// The state in it, if it was just received and verified.
-    state: Rc<RefCell<Option<State>>>,
-}
-
-impl SnapshotFile {
-    fn new(name: Rc<str>, state: Option<State>) -> Self {
-        Self { name, state: Rc::new(RefCell::new(state)) }
-    }
+/// A snapshot as the engine passes it on: on a disk, or just received and verified.
+pub(crate) enum SnapshotFile<E: Env> {
+    /// The file stays as long as this does.
+    Published { source: Rc<Snapshots<E>>, name: Rc<str> },
+    /// Not yet published.
+    Received(Box<Received<E>>),
 }
 
 /// The snapshots of one group on this node's disk.
@@ -98,23 +92,40 @@ impl<E: Env> Snapshots<E> {
     }
 
     /// The newest snapshot.
-    pub(crate) fn current(&self) -> Option<(SnapshotMeta, SnapshotFile)> {
+    pub(crate) fn current(self: &Rc<Self>) -> Option<Built<E>> {
         let kept = self.kept.borrow();
         let (meta, name) = kept.last()?;
-        Some((meta.clone(), SnapshotFile::new(name.clone(), None)))
+        let snapshot = SnapshotFile::Published { source: self.clone(), name: name.clone() };
+        Some(Built { meta: meta.clone(), snapshot })
     }
 
     /// Up to `SNAPSHOT_CHUNK_MAX` bytes of a file; fewer only at its end.
-    pub(crate) async fn read(&self, file: &SnapshotFile, offset: u64) -> io::Result<Vec<u8>> {
-        self.disk.read_at(&file.name, offset, SNAPSHOT_CHUNK_MAX).await
+    pub(crate) async fn read(&self, name: &str, offset: u64) -> io::Result<Vec<u8>> {
+        self.disk.read_at(name, offset, SNAPSHOT_CHUNK_MAX).await
     }
 
-    /// The state in a file, taken from memory if it was just received.
-    pub(crate) async fn state(&self, file: &SnapshotFile) -> Result<State, LoadError> {
-        let received = file.state.borrow_mut().take();
-        match received {
-            Some(state) => Ok(state),
-            None => Ok(self.load(&file.name).await?.state),
+    /// Makes a snapshot this group's own, durable under its name, and returns the state in it.
+    pub(crate) async fn adopt(
+        self: &Rc<Self>,
+        meta: &SnapshotMeta,
+        file: SnapshotFile<E>,
+    ) -> Result<State, LoadError> {
+        match file {
+            SnapshotFile::Received(received) => Ok(received.publish(self).await?),
+            SnapshotFile::Published { source, name } if Rc::ptr_eq(&source, self) => {
+                Ok(self.load(&name).await?.state)
+            }
+            SnapshotFile::Published { source, name } => {
+                let mut receiving = Receiving::begin(self, meta.clone()).await?;
+                loop {
+                    let bytes = source.read(&name, receiving.len()).await?;
+                    if bytes.is_empty() {
+                        break;
+                    }
+                    receiving.chunk(&bytes).await?;
+                }
+                Ok(receiving.finish()?.publish(self).await?)
+            }
         }
     }
 
@@ -123,7 +134,7 @@ impl<E: Env> Snapshots<E> {
         let mut decoder = StateReader::new(self.owner);
         let mut offset = 0;
         loop {
-            let bytes = self.disk.read_at(name, offset, SNAPSHOT_CHUNK_MAX).await?;
+            let bytes = self.read(name, offset).await?;
             reader.feed(&bytes, |chunk| decoder.feed(chunk))?;
             offset += bytes.len() as u64;
             if bytes.len() < SNAPSHOT_CHUNK_MAX {
@@ -216,9 +227,9 @@ impl<E: Env> Builder<E> {
 }
 
 impl<E: Env> RaftSnapshotBuilder<RaftTypes<E>> for Builder<E> {
-    type SnapshotData = SnapshotFile;
+    type SnapshotData = SnapshotFile<E>;
 
-    async fn build_snapshot(&mut self) -> io::Result<Built> {
+    async fn build_snapshot(&mut self) -> io::Result<Built<E>> {
         let snapshots = self.snapshots.clone();
         let name = name(snapshots.owner, self.meta.last_log_id.as_ref());
         let mut draft = snapshots.draft(&name).await?;
@@ -232,13 +243,13 @@ impl<E: Env> RaftSnapshotBuilder<RaftTypes<E>> for Builder<E> {
         draft.write(&writer.finish(self.digest)).await?;
         draft.publish().await?;
         snapshots.published(&self.meta, &name).await?;
-        let snapshot = SnapshotFile::new(name, None);
+        let snapshot = SnapshotFile::Published { source: snapshots, name };
         Ok(Built { meta: self.meta.clone(), snapshot })
     }
 }
 
-pub(crate) type Built =
-    openraft::storage::Snapshot<super::types::LeaderId, u64, super::types::Member, SnapshotFile>;
+/// A snapshot with what it covers.
+pub(crate) type Built<E> = openraft::storage::Snapshot<LeaderId, u64, Member, SnapshotFile<E>>;
 
 /// Decodes a state from verified pieces.
 struct StateReader {

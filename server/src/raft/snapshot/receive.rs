@@ -6,10 +6,11 @@
 use std::io;
 use std::rc::Rc;
 
+use leasehold_core::State;
 use leasehold_protocol::peer::SNAPSHOT_CHUNK_MAX;
 
 use super::format::{FileReader, SnapshotError};
-use super::{LoadError, SnapshotFile, Snapshots, StateReader, name};
+use super::{LoadError, Snapshots, StateReader, name};
 use crate::env::{Disk, Draft, Env};
 use crate::raft::types::SnapshotMeta;
 
@@ -28,7 +29,7 @@ pub(crate) struct Received<E: Env> {
     meta: SnapshotMeta,
     name: Rc<str>,
     draft: <E::Disk as Disk>::Draft,
-    state: leasehold_core::State,
+    state: State,
 }
 
 impl<E: Env> Receiving<E> {
@@ -74,10 +75,10 @@ impl<E: Env> Received<E> {
         &self.meta
     }
 
-    /// Makes it durable under its name.
-    pub(crate) async fn publish(self, snapshots: &Snapshots<E>) -> io::Result<SnapshotFile> {
+    /// Makes it durable under its name; the state in it.
+    pub(super) async fn publish(self, snapshots: &Snapshots<E>) -> io::Result<State> {
         self.draft.publish().await?;
         snapshots.published(&self.meta, &self.name).await?;
-        Ok(SnapshotFile::new(self.name, Some(self.state)))
+        Ok(self.state)
     }
 }
