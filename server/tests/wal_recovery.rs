@@ -511,9 +511,8 @@ fn a_contradictory_configuration_is_refused_with_every_reason() {
     let disk = wal_support::disk();
     let error = run(1, async { open_with(config, &disk).await.unwrap_err() });
     let message = error.to_string();
-    let names =
-        ["segment_len", "spare_segments", "batch_len_max", "staged_len_max", "segments_max"];
-    assert!(names.iter().all(|name| message.contains(name)), "{message}");
+    let keys = ["segment_len", "spare_segments", "batch_len_max", "staged_len_max", "segments_max"];
+    assert!(keys.iter().all(|name| message.contains(name)), "{message}");
     assert!(names(&disk).is_empty());
 }
 
