@@ -267,7 +267,7 @@ fn a_shard_that_pins_too_much_is_named() {
         assert!(heard.get(), "asked at once");
         assert!(!write(80).await);
         let message = log.failed().unwrap().to_string();
-        assert!(message.contains("all 10 segments are needed"), "{message}");
+        assert!(message.contains("10 segments are in use"), "{message}");
     });
     assert!(disk.used_bytes() <= 12 * SEGMENT_LEN);
     // A start gathers the few entries that are left: nothing is pinned any more.
@@ -278,6 +278,58 @@ fn a_shard_that_pins_too_much_is_named() {
         sleep_ms(100).await;
         assert_eq!(log.metrics().segments, 1);
     });
+}
+
+/// A log that failed for want of a segment opens again, a few times, and a purge heals it.
+#[test]
+fn a_log_at_its_bound_can_be_opened_and_purged() {
+    let disk = wal_support::disk();
+    let config = WalConfig { segments_max: 6, ..small() };
+    let mut index = 0;
+    let mut failures = 0;
+    let error = loop {
+        let opened = run(failures, async {
+            let (log, _) = open_with(config.clone(), &disk).await?;
+            loop {
+                index += 1;
+                let entry = [(index, payload(index, 10_000))];
+                let staged = log.shard(A).append(entry, |_| {});
+                if staged.is_err() || log.shard(A).flush().await.is_err() {
+                    let message = log.failed().unwrap().to_string();
+                    assert!(message.starts_with("add a segment to the log"), "{message}");
+                    break;
+                }
+            }
+            index -= 1;
+            Ok::<(), WalError>(())
+        });
+        disk.kill_process();
+        match opened {
+            Ok(()) => failures += 1,
+            Err(error) => break error,
+        }
+        // The entry that did not fit was never stored.
+        index = recover_count(&disk, &config).unwrap_or(index);
+    };
+    assert!(matches!(error, WalError::TooManySegments { kept_max: 10, .. }), "{error}");
+    assert!((2..=5).contains(&failures), "{failures}");
+    assert!(disk.used_bytes() <= 12 * SEGMENT_LEN, "{}", disk.used_bytes() / SEGMENT_LEN);
+    let raised = WalConfig { segments_max: 20, ..config.clone() };
+    run(1, async {
+        let (log, _) = open_with(raised, &disk).await.unwrap();
+        log.shard(A).purge(index, b"log id").unwrap();
+        log.shard(A).flush().await.unwrap();
+        sleep_ms(100).await;
+        assert_eq!(log.metrics().segments, 1);
+    });
+    disk.kill_process();
+    run(1, async { open_with(config, &disk).await.map(drop).unwrap() });
+}
+
+fn recover_count(disk: &SimDisk, config: &WalConfig) -> Option<u64> {
+    let image = disk.image(&[], 0);
+    let opened = run(1, async { open_with(config.clone(), &image).await });
+    Some(opened.ok()?.1[&A].entries.last()?.0)
 }
 
 #[test]
