@@ -86,14 +86,18 @@ impl Guard {
     }
 
     /// Renews the hold's lease now and returns how long it is valid. A hold with a lease of its own
-    /// needs this; others are renewed anyway.
-    pub async fn renew(&self) -> Result<Duration, RenewError> {
-        let (_, answer) = self.client.shared.enter(|inner, now| {
+    /// needs this; others are renewed anyway. Sent by this call, whether or not it is awaited.
+    pub fn renew(&self) -> impl Future<Output = Result<Duration, RenewError>> + Send + 'static {
+        let started = self.client.shared.enter(|inner, now| {
             let call = inner.core.renew(now, self.op);
             inner.await_renewal(call)
-        })?;
-        answer.await.unwrap_or_else(|_| Err(gone()))?;
-        Ok(self.remaining())
+        });
+        let watch = self.watch.clone();
+        async move {
+            let (_, answer) = started?;
+            answer.await.unwrap_or_else(|_| Err(gone()))?;
+            Ok(watch.remaining())
+        }
     }
 
     /// Gives the lock back and waits until the cluster has confirmed it. The hold ends with this

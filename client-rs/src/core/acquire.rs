@@ -309,11 +309,18 @@ impl Core {
         if op.number.is_some() {
             return Failure::of(ErrorCode::DEADLINE);
         }
-        let opening = self.leases.get(&op.lease).and_then(|lease| lease.opening);
+        let lease = self.leases.get(&op.lease);
+        let opening = lease.and_then(|lease| lease.opening);
         if opening.is_some() {
             return self.verdict(opening);
         }
-        Failure::new(ErrorCode::BUSY, "the session has too many requests open")
+        let text = match lease {
+            Some(lease) if lease.leaving.contains_key(&op.key) => {
+                "an earlier release or cancel of this key has no answer yet"
+            }
+            _ => "the session has too many requests open",
+        };
+        Failure::new(ErrorCode::BUSY, text)
     }
 
     /// The caller has gone: its future was dropped.

@@ -255,6 +255,16 @@ impl Core {
         self.exchanges.is_empty()
     }
 
+    /// Nothing was left behind, but for answers on their way to nobody.
+    #[cfg(test)]
+    fn assert_empty(&self) {
+        assert!(self.ops.is_empty(), "{:?}", self.ops);
+        assert!(self.leases.is_empty(), "{:?}", self.leases);
+        assert!(self.sessions.is_empty(), "{:?}", self.sessions);
+        assert!(self.exchanges.is_empty(), "{:?}", self.exchanges);
+        assert!(self.calls.is_empty() && self.renewals.is_empty());
+    }
+
     fn fresh(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id
