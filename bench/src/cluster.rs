@@ -257,7 +257,10 @@ impl Cluster {
                 std::thread::sleep(POLL);
             }
         }
-        self.wait_leader(0, deadline.left().max(Duration::from_secs(1))).map(|_| ())
+        for shard in 0..self.spec.shards {
+            self.wait_leader(shard, deadline.left().max(Duration::from_secs(1)))?;
+        }
+        Ok(())
     }
 
     fn is_ready(&self, id: u64) -> bool {
