@@ -115,8 +115,8 @@ fn spoil(ops: &mut [Op], rng: &mut SmallRng) {
             let shift = rng.random_range(0..120);
             let back = rng.random_bool(0.5);
             let moved = |at: u64| if back { at.saturating_sub(shift) } else { at + shift };
-            op.invoke_ns = moved(op.invoke_ns);
-            op.return_ns = op.return_ns.map(moved);
+            let ends = (moved(op.invoke_ns), op.return_ns.map(moved));
+            (op.invoke_ns, op.return_ns) = ends;
         }
     }
 }
