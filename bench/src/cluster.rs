@@ -273,6 +273,17 @@ impl Cluster {
         http::get(self.addresses(id).admin, path, Duration::from_secs(5))
     }
 
+    /// The sum of a metric's samples whose labels contain a text.
+    pub fn metric(&self, id: u64, name: &str, label: &str) -> io::Result<f64> {
+        let (_, page) = self.admin(id, "/metrics")?;
+        let samples = page.lines().filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let labels = series.strip_prefix(name).filter(|rest| !rest.starts_with('_'))?;
+            labels.contains(label).then(|| value.parse::<f64>().ok())?
+        });
+        Ok(samples.sum())
+    }
+
     /// What one node says about the cluster.
     pub fn status_of(&self, id: u64) -> io::Result<StatusReply> {
         let limit = Duration::from_secs(2);
