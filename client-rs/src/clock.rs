@@ -8,15 +8,15 @@ use std::time::Duration;
 
 /// A point on the clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BootTime(pub u64);
+pub(crate) struct BootTime(pub(crate) u64);
 
 impl BootTime {
     /// Later than every point that is reached.
-    pub const NEVER: Self = Self(u64::MAX);
+    pub(crate) const NEVER: Self = Self(u64::MAX);
 
     /// Now.
     #[cfg(target_os = "linux")]
-    pub fn now() -> Self {
+    pub(crate) fn now() -> Self {
         let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
         Self(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
     }
@@ -25,7 +25,7 @@ impl BootTime {
     /// look valid for as long as the machine slept.
     #[cfg(not(target_os = "linux"))]
     #[allow(clippy::disallowed_methods, reason = "this is the clock")]
-    pub fn now() -> Self {
+    pub(crate) fn now() -> Self {
         static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
         let start = *START.get_or_init(std::time::Instant::now);
         Self(u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX))
@@ -33,27 +33,27 @@ impl BootTime {
 
     /// This point and `duration` more; `NEVER` where that does not fit.
     #[must_use]
-    pub fn after(self, duration: Duration) -> Self {
+    pub(crate) fn after(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_add(nanos))
     }
 
     /// This point less `duration`.
     #[must_use]
-    pub fn before(self, duration: Duration) -> Self {
+    pub(crate) fn before(self, duration: Duration) -> Self {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         Self(self.0.saturating_sub(nanos))
     }
 
     /// From `earlier` to here; zero if `earlier` is not earlier.
-    pub fn since(self, earlier: Self) -> Duration {
+    pub(crate) fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
 /// How much earlier than its lease a client stops believing: 0.5 % of the TTL, 20 ms at least.
 /// It covers clock rates that differ by 500 ppm and the granularity of both sides (G3).
-pub fn margin(ttl: Duration) -> Duration {
+pub(crate) fn margin(ttl: Duration) -> Duration {
     (ttl / 200).max(Duration::from_millis(20))
 }
 

@@ -25,6 +25,7 @@ pub mod ids;
 pub mod kind;
 pub mod limits;
 pub mod outcome;
+pub mod peer;
 pub mod reply;
 pub mod request;
 pub mod shard;

@@ -199,7 +199,7 @@ impl Config {
     /// Log entries kept behind a snapshot.
     pub fn snapshot_keep_entries(&self) -> u64 {
         let process = &self.process;
-        process.snapshot_keep_entries.unwrap_or(process.snapshot_entries / 2)
+        process.snapshot_keep_entries.unwrap_or(2 * process.snapshot_entries)
     }
 
     /// The cluster secret; `None` for a single node without one, which then admits no peer.

@@ -339,22 +339,6 @@ impl Core {
         self.start_cancel(id, true);
     }
 
-    /// A user cancels a waiting acquire; it ends with `cancelled`, or with the hold if that was
-    /// granted first.
-    pub(crate) fn cancel(&mut self, now: BootTime, id: OpId) -> bool {
-        self.tick(now);
-        let Some(op) = self.ops.get(&id) else { return false };
-        if op.grant.is_some() {
-            return false;
-        }
-        if op.number.is_none() {
-            self.finish_op(id, Failure::of(ErrorCode::CANCELLED));
-        } else {
-            self.start_cancel(id, false);
-        }
-        true
-    }
-
     /// The cluster put it into the queue.
     pub(super) fn acquire_queued(&mut self, id: OpId) {
         let Some(op) = self.ops.get_mut(&id) else { return };
@@ -456,6 +440,7 @@ impl Core {
         let mut lease = Lease::new(shard, None, own.secret, ttl);
         lease.id = Some(grant.lease);
         lease.versions = Versions::of_own_lease();
+        lease.kept_until = self.now.after(self.timing.call);
         self.leases.insert(key, lease);
         key
     }

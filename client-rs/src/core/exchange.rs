@@ -408,9 +408,15 @@ impl Core {
         self.timers.cancel(Timer::Conn(conn));
         let link = self.router.conn(conn).expect("just welcomed");
         for id in std::mem::take(&mut link.parked) {
-            let parked_here = |exchange: &Exchange| exchange.state == State::Parked(conn);
-            if self.exchanges.get(&id).is_some_and(parked_here) {
-                self.dispatch(id, None);
+            let Some(exchange) = self.exchanges.get(&id) else { continue };
+            if exchange.state != State::Parked(conn) {
+                continue;
+            }
+            // It has waited: a better node is taken only if its connection is there.
+            let (shard, lane) = (exchange.shard, exchange.lane);
+            match self.router.choose(shard, lane, None, self.now, &mut self.rng) {
+                Choice::Use(better) => self.send(id, better),
+                Choice::Park(_) | Choice::Connect(_) | Choice::Rest(_) => self.send(id, conn),
             }
         }
     }

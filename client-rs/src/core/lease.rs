@@ -60,6 +60,8 @@ pub(crate) struct Lease {
     /// When to renew next, `NEVER` while a renewal is on its way.
     pub(super) renew_at: BootTime,
     pub(super) at_risk: bool,
+    /// Without a hold that was reported, it is not given up before this.
+    pub(super) kept_until: BootTime,
 }
 
 impl Lease {
@@ -92,7 +94,13 @@ impl Lease {
             reading: None,
             renew_at: BootTime::NEVER,
             at_risk: false,
+            kept_until: BootTime(0),
         }
+    }
+
+    /// Some hold under it was reported to its caller.
+    fn is_relied_on(&self) -> bool {
+        self.holds.len() > self.verifying.len()
     }
 
     /// Who speaks, for a command under `number`.
@@ -190,7 +198,7 @@ impl Core {
         if let Some((capped, _)) = lease.capped.first() {
             at = at.min(*capped);
         }
-        if lease.id.is_some() && !lease.holds.is_empty() {
+        if lease.id.is_some() && lease.is_relied_on() {
             let risk = lease.cell.risk_from(until);
             at = at.min(if lease.at_risk { until } else { risk.min(until) });
         } else if lease.id.is_some() {
@@ -199,10 +207,10 @@ impl Core {
         self.timers.set(Timer::Lease(key), at);
     }
 
-    /// When a lease without holds is given up: waits may outlive a missed renewal, for as long as
-    /// a call may take.
+    /// When a lease that nobody relies on is given up: waits, and grants that are being confirmed,
+    /// may outlive a missed renewal for as long as a call may take.
     fn given_up_at(&self, lease: &Lease) -> BootTime {
-        lease.cell.valid_until().after(self.timing.call)
+        lease.cell.valid_until().after(self.timing.call).max(lease.kept_until)
     }
 
     /// Something is due on a lease. Its end comes first.
@@ -210,8 +218,7 @@ impl Core {
         let Some(lease) = self.leases.get(&key) else { return };
         let expired = self.now >= lease.cell.valid_until();
         let given_up = self.now >= self.given_up_at(lease);
-        let reported = lease.holds.values().any(|op| !lease.verifying.contains(op));
-        if lease.id.is_some() && (expired && reported || given_up) {
+        if lease.id.is_some() && (expired && lease.is_relied_on() || given_up) {
             return self.end_lease(key, LossCause::Expired);
         }
         self.end_capped(key);
@@ -237,7 +244,7 @@ impl Core {
     fn warn(&mut self, key: LeaseKey) {
         let Some(lease) = self.leases.get_mut(&key) else { return };
         let risk = lease.cell.risk_from(lease.cell.valid_until());
-        if lease.at_risk || lease.holds.is_empty() || self.now < risk {
+        if lease.at_risk || !lease.is_relied_on() || self.now < risk {
             return;
         }
         lease.at_risk = true;

@@ -50,6 +50,10 @@ impl Config {
         problems.unless(min < max, "election-min-ms", || {
             format!("{min} must be below election-max-ms ({max})")
         });
+        let (keep, every) = (self.snapshot_keep_entries(), self.process.snapshot_entries);
+        problems.unless(keep >= 2 * every, "snapshot-keep-entries", || {
+            format!("{keep} must be at least twice snapshot-entries ({every})")
+        });
         let watchdog = self.process.watchdog_ms;
         problems.unless(watchdog > 2 * max, "watchdog-ms", || {
             format!("{watchdog} must be more than twice election-max-ms ({max})")

@@ -355,7 +355,7 @@ pub const KEYS: &[Key] = &[
         scope: Scope::Process,
         kind: Kind::Number,
         placeholder: "N",
-        fallback: Fallback::Value("20000"),
+        fallback: Fallback::Value("10000"),
         unit: "log entries",
         range: "10..=10000000",
         meaning: "Log entries between two snapshots of a shard. \
@@ -367,12 +367,12 @@ pub const KEYS: &[Key] = &[
         scope: Scope::Process,
         kind: Kind::Number,
         placeholder: "N",
-        fallback: Fallback::Unset("half of `snapshot-entries`"),
+        fallback: Fallback::Unset("twice `snapshot-entries`"),
         unit: "log entries",
-        range: "0..=10000000",
+        range: "20..=20000000, at least twice `snapshot-entries`",
         meaning: "Log entries kept behind a snapshot. A node that was away for less catches up \
-            from the log.",
-        put: put!(process.snapshot_keep_entries = |text| number(text, 0, 10_000_000).map(Some)),
+            from the log; and a damaged newest snapshot can be replaced by the one before it.",
+        put: put!(process.snapshot_keep_entries = |text| number(text, 20, 20_000_000).map(Some)),
     },
     Key {
         name: "client-connections-max",

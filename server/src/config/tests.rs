@@ -39,7 +39,7 @@ fn two_keys_are_enough_for_a_single_node() {
     assert_eq!(config.peer_advertise().to_string(), "127.0.0.1:7401");
     assert_eq!(config.client_advertise().to_string(), "127.0.0.1:7400");
     assert_eq!(config.cluster.peers.keys().copied().collect::<Vec<_>>(), [NodeId(7)]);
-    assert_eq!(config.snapshot_keep_entries(), 10_000);
+    assert_eq!(config.snapshot_keep_entries(), 20_000);
     assert_eq!(config.secret().unwrap(), None);
     assert!(config.process.client_listen.ip().is_loopback());
     assert!(config.process.peer_listen.ip().is_loopback());
