@@ -51,7 +51,7 @@ pub struct Held {
 }
 
 /// Why a call came to nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failed {
     /// A definite answer.
     Refused(ErrorCode),

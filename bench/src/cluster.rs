@@ -257,7 +257,10 @@ impl Cluster {
                 std::thread::sleep(POLL);
             }
         }
-        self.wait_leader(0, deadline.left().max(Duration::from_secs(1))).map(|_| ())
+        for shard in 0..self.spec.shards {
+            self.wait_leader(shard, deadline.left().max(Duration::from_secs(1)))?;
+        }
+        Ok(())
     }
 
     fn is_ready(&self, id: u64) -> bool {
@@ -268,6 +271,17 @@ impl Cluster {
     /// A page of a node's admin port.
     pub fn admin(&self, id: u64, path: &str) -> io::Result<(u16, String)> {
         http::get(self.addresses(id).admin, path, Duration::from_secs(5))
+    }
+
+    /// The sum of a metric's samples whose labels contain a text.
+    pub fn metric(&self, id: u64, name: &str, label: &str) -> io::Result<f64> {
+        let (_, page) = self.admin(id, "/metrics")?;
+        let samples = page.lines().filter_map(|line| {
+            let (series, value) = line.rsplit_once(' ')?;
+            let labels = series.strip_prefix(name).filter(|rest| !rest.starts_with('_'))?;
+            labels.contains(label).then(|| value.parse::<f64>().ok())?
+        });
+        Ok(samples.sum())
     }
 
     /// What one node says about the cluster.

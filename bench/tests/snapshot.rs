@@ -61,6 +61,10 @@ fn a_follower_past_compaction_returns_by_snapshot_under_load() {
     wait_for(&cluster, follower, "did not install a snapshot", |status| {
         status.snapshot_index > before && status.applied_index > gone
     });
+    let installed = cluster
+        .metric(follower, "leasehold_snapshots_total", "kind=\"installed\"")
+        .expect("metrics");
+    assert!(installed >= 1.0, "the follower counts no installed snapshot");
     recorder.fault(FaultKind::SnapshotInstalled, follower);
     assert!(load.progress(100, PATIENCE), "writes stopped");
 

@@ -16,6 +16,7 @@ use leasehold_bench::process::POLL;
 use leasehold_bench::store::{Answer, SlowRoad, Store};
 use leasehold_bench::wire::Wire;
 use leasehold_bench::worker::{self, Event, Order, Settings, Worker};
+use leasehold_protocol::error::ErrorClass;
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{Freshness, GetRequest, Request};
 
@@ -216,23 +217,34 @@ fn leader_dies(stage: &mut Stage, ben: &mut Worker, token: u64) -> io::Result<()
     Ok(())
 }
 
-/// The holder's token and the length of the queue, as a node says; node 0 is any.
+/// The holder's token and the length of the queue, as a node says; node 0 is the leader. Asked
+/// again while the cluster cannot answer, as every client does.
 fn holder_and_queue(stage: &Stage, node: u64) -> io::Result<(Option<u64>, u32)> {
     let node = if node == 0 { stage.cluster.wait_leader(0, LIMIT)? } else { node };
-    let mut wire = Wire::connect(stage.cluster.addresses(node).client, LIMIT)?;
-    let get = GetRequest {
+    let deadline = Deadline::after(LIMIT);
+    let get = Request::Get(GetRequest {
         key: KEY.as_bytes().to_vec(),
         freshness: Freshness::Linearizable,
         timeout_ms: 5_000,
-    };
-    match wire.call(&Request::Get(get), LIMIT)? {
-        Reply::Keys(reply) => {
-            let info = reply.keys.first();
-            let holder = info.and_then(|info| info.holders.first());
-            let waiters = info.map_or(0, |info| info.waiters_total);
-            Ok((holder.map(|holder| holder.token.0), waiters))
+    });
+    loop {
+        let mut wire = Wire::connect(stage.cluster.addresses(node).client, LIMIT)?;
+        match wire.call(&get, LIMIT)? {
+            Reply::Keys(reply) => {
+                let info = reply.keys.first();
+                let holder = info.and_then(|info| info.holders.first());
+                let waiters = info.map_or(0, |info| info.waiters_total);
+                return Ok((holder.map(|holder| holder.token.0), waiters));
+            }
+            Reply::Error(error) if error.code.class() == ErrorClass::Retryable => {
+                ensure(!deadline.passed(), &format!("the lock can be read ({})", error.code))?;
+                std::thread::sleep(POLL);
+            }
+            other => {
+                let text = format!("the lock could not be read: {other:?}");
+                return Err(io::Error::other(text));
+            }
         }
-        other => Err(io::Error::other(format!("the lock could not be read: {other:?}"))),
     }
 }
 

@@ -5,7 +5,7 @@
 //! by one command; and every read and every `held` agrees with the grants and releases around it.
 //! Reads that were asked for as stale are left out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::history::{History, Op, OpKind, Outcome};
 
@@ -52,7 +52,9 @@ fn in_real_time(list: &mut [(&Op, u64)], report: &mut Report) {
         while let Some((_, other)) = returned.next_if(|(at, _)| *at < op.invoke_ns) {
             highest = highest.max(other);
         }
-        if *revision < highest {
+        // A change made a revision that nobody can have seen before it was asked for.
+        let changed = op.outcome.is_ok() && op.kind != OpKind::Get;
+        if *revision < highest + u64::from(changed && highest > 0) {
             report.violation(format!(
                 "client {} asked {:?} on {:?} after revision {highest} was answered and got {revision}",
                 op.client, op.kind, op.key
@@ -105,6 +107,10 @@ struct Span {
 /// Returns how many reads were compared.
 fn agree(history: &History, report: &mut Report) -> u64 {
     let spans = spans(history);
+    let known = Known::collect(history);
+    for ((_, key), list) in &spans {
+        granted_while_held(key, list, report);
+    }
     let mut compared = 0;
     for op in history.ops() {
         let (revision, token) = match &op.outcome {
@@ -117,6 +123,13 @@ fn agree(history: &History, report: &mut Report) -> u64 {
             _ => continue,
         };
         compared += 1;
+        if let Some(token) = token.filter(|token| !known.may_hold(op, *token)) {
+            report.violation(format!(
+                "key {:?}: client {} read token {token}, which nobody was granted",
+                op.key, op.client
+            ));
+            continue;
+        }
         let Some(list) = spans.get(&(op.shard, op.key.as_str())) else { continue };
         if let Some(text) = contradiction(list, revision, token) {
             report.violation(format!(
@@ -148,14 +161,60 @@ fn spans(history: &History) -> BTreeMap<(u32, &str), Vec<Span>> {
     spans
 }
 
+/// Who may hold: a history has all clients of its keys, so each holder asked in it.
+#[derive(Default)]
+struct Known<'a> {
+    granted: BTreeSet<(u32, &'a str, u64)>,
+    /// Keys with acquires whose outcome did not arrive.
+    open: BTreeSet<(u32, &'a str)>,
+}
+
+impl<'a> Known<'a> {
+    fn collect(history: &'a History) -> Self {
+        let mut known = Self::default();
+        for op in history.ops() {
+            match (&op.kind, &op.outcome) {
+                (_, Outcome::Granted { token, .. }) => {
+                    known.granted.insert((op.shard, &op.key, *token));
+                }
+                (OpKind::Acquire { .. }, Outcome::Unknown) => {
+                    known.open.insert((op.shard, &op.key));
+                }
+                _ => {}
+            }
+        }
+        known
+    }
+
+    fn may_hold(&self, op: &Op, token: u64) -> bool {
+        self.open.contains(&(op.shard, op.key.as_str()))
+            || self.granted.contains(&(op.shard, op.key.as_str(), token))
+    }
+}
+
+/// A hold whose release was acknowledged lasted until that revision.
+fn granted_while_held(key: &str, list: &[Span], report: &mut Report) {
+    for pair in list.windows(2) {
+        let (hold, next) = (&pair[0], &pair[1]);
+        if hold.token != next.token && hold.to.is_some_and(|to| to > next.from) {
+            report.violation(format!(
+                "key {key:?}: token {} was granted at {} while {} was held until {:?}",
+                next.token, next.from, hold.token, hold.to
+            ));
+        }
+    }
+}
+
 /// What the grants and releases say against a read of `token` at `revision`.
 fn contradiction(list: &[Span], revision: u64, token: Option<u64>) -> Option<String> {
     let after = list.partition_point(|span| span.from <= revision);
     // The newest grant at or before the read: nobody before it can hold any more.
     if let Some(last) = after.checked_sub(1).map(|index| &list[index]) {
-        let certain = last.to.is_some_and(|to| revision < to);
+        // One command is one revision: at its own, the grant is what there is.
+        let certain = revision == last.from || last.to.is_some_and(|to| revision < to);
         if certain && token != Some(last.token) {
-            return Some(format!("token {} was held until {:?}", last.token, last.to));
+            let (token, from, to) = (last.token, last.from, last.to);
+            return Some(format!("token {token} was granted at {from} and held until {to:?}"));
         }
         if token == Some(last.token) && last.to.is_some_and(|to| revision >= to) {
             return Some(format!("token {} was released at {:?}", last.token, last.to));
@@ -241,6 +300,15 @@ mod tests {
         let op = run.refused(3, "k", kind, "held", (2 * S + 1, 9 * S));
         let code = "held".into();
         op.outcome = Outcome::Refused { code, token: Some(6), revision: Some(15) };
+        assert_eq!(verdict(&run), Verdict::Violation);
+    }
+
+    #[test]
+    fn a_grant_while_the_key_is_held_is_caught() {
+        let mut run = Run::new();
+        run.grant_at((1, 1), "k", 5, (None, 10), (S, 9 * S));
+        run.grant_at((2, 1), "k", 6, (None, 12), (S, 9 * S));
+        run.release_at(1, "k", 5, 14, (S, 9 * S));
         assert_eq!(verdict(&run), Verdict::Violation);
     }
 

@@ -170,6 +170,8 @@ pub fn worst(reports: &[Report]) -> Verdict {
 
 #[cfg(test)]
 pub(crate) mod build;
+#[cfg(test)]
+mod search;
 
 #[cfg(test)]
 mod tests {
