@@ -12,7 +12,6 @@ use crate::identity::DataDir;
 use crate::shutdown::Shutdown;
 
 /// Runs until the shutdown.
-#[expect(clippy::needless_pass_by_value, reason = "cores will own clones of them")]
 pub fn run(config: Config, shutdown: Shutdown, metrics: Arc<Metrics>) -> Result<(), NodeError> {
     let dir = DataDir::open(&config)?;
     if let Some(address) = config.process.admin_listen {
