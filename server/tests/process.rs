@@ -152,7 +152,7 @@ fn dev() -> Dev {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("cluster");
     let args = ["dev", "--port", "0", "--nodes", "3", "--dir", place.to_str().unwrap()];
-    let mut process = Guard(leaseholdd(&args).stderr(Stdio::null()).spawn().unwrap());
+    let mut process = Guard(leaseholdd(&args).spawn().unwrap());
     let mut endpoints = String::new();
     BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut endpoints).unwrap();
     Dev { process, endpoints, dir }
@@ -168,10 +168,14 @@ fn wait_until_free(dir: &tempfile::TempDir) {
 
 #[test]
 fn dev_prints_endpoints_and_stops_its_nodes() {
-    let Dev { process, endpoints, dir } = dev();
+    let Dev { mut process, endpoints, dir } = dev();
+    let mut stderr = process.0.stderr.take().unwrap();
     let list = endpoints.strip_prefix("LEASEHOLD_ENDPOINTS=").unwrap().trim_end();
     assert_eq!(list.split(',').count(), 3, "{list}");
     stop(process);
+    let mut said = String::new();
+    stderr.read_to_string(&mut said).unwrap();
+    assert!(said.contains("3 nodes are ready") && !said.contains("is killed"), "{said}");
     wait_until_free(&dir);
     let log = fs::read_to_string(dir.path().join("cluster/node-3.log")).unwrap();
     assert!(!log.contains("panicked"), "{log}");

@@ -366,6 +366,9 @@ impl Running {
             drop(Rt::spawn(Rc::clone(shard).run_deadlines()));
             drop(Rt::spawn(Rc::clone(shard).run_leadership(token_base)));
         }
+        for shard in &self.shards {
+            drop(Rt::spawn(end_on_engine_failure(Rc::clone(shard))));
+        }
         drop(Rt::spawn(run_wheel(wheel, self.shards.clone(), OsClock)));
         drop(Rt::spawn(hops(Rc::clone(&self.router), mailbox)));
         let connections = Rc::clone(&self.connections);
@@ -458,6 +461,13 @@ async fn end_on_failure(wal: Wal<Production>) {
     let failure = wal.until_failed().await;
     tracing::error!("the write-ahead log failed, stopping: {failure}");
     std::process::exit(i32::from(Exit::StorageFailed.code()));
+}
+
+/// A stopped engine answers nobody; a restart begins from what is on disk.
+async fn end_on_engine_failure(shard: Rc<Shard<Production>>) {
+    let reason = shard.group().failed().await;
+    tracing::error!(shard = shard.id().0, "the Raft engine stopped, stopping: {reason}");
+    std::process::exit(i32::from(Exit::Internal.code()));
 }
 
 async fn hops(router: Rc<Router<Production>>, mut mailbox: Mailbox<Hop>) {
