@@ -140,7 +140,12 @@ impl Request {
     /// Appends this request's frame to `out`; on error `out` is as before.
     pub fn encode_frame(&self, id: RequestId, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let header = Header::new(self.kind(), id);
-        frame::append(header, CLIENT_BODY_MAX, out, |out| match self {
+        frame::append(header, CLIENT_BODY_MAX, out, |out| self.encode_body(out))
+    }
+
+    /// Appends this request's body alone to `out`, for a frame that wraps it.
+    pub fn encode_body(&self, out: &mut Vec<u8>) {
+        match self {
             Self::Hello(body) => encode_into(body, out),
             Self::Command(body) => encode_into(body, out),
             Self::Renew(body) => encode_into(body, out),
@@ -151,7 +156,7 @@ impl Request {
             Self::Status(body) => encode_into(body, out),
             Self::Transfer(body) => encode_into(body, out),
             Self::Ping => {}
-        })
+        }
     }
 
     /// Reads the body of a request's frame and checks its counts.
@@ -221,7 +226,12 @@ impl Reply {
     /// Appends this reply's frame to `out`; on error `out` is as before.
     pub fn encode_frame(&self, id: RequestId, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let header = Header::new(self.kind(), id);
-        frame::append(header, REPLY_BODY_MAX, out, |out| match self {
+        frame::append(header, REPLY_BODY_MAX, out, |out| self.encode_body(out))
+    }
+
+    /// Appends this reply's body alone to `out`, for a frame that wraps it.
+    pub fn encode_body(&self, out: &mut Vec<u8>) {
+        match self {
             Self::Hello(body) => encode_into(body, out),
             Self::Outcome(body) => encode_into(body, out),
             Self::Renewed(body) => encode_into(body, out),
@@ -231,7 +241,7 @@ impl Reply {
             Self::Status(body) => encode_into(body, out),
             Self::Error(body) => encode_into(body, out),
             Self::Transferred | Self::Pong => {}
-        })
+        }
     }
 
     /// Reads the body of a reply's frame.

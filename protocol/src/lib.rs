@@ -14,6 +14,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod birth;
 pub mod codec;
 pub mod command;
 pub mod conn;
@@ -24,6 +25,7 @@ pub mod ids;
 pub mod kind;
 pub mod limits;
 pub mod outcome;
+pub mod peer;
 pub mod reply;
 pub mod request;
 pub mod shard;

@@ -223,9 +223,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     /// Sets a key's value; returns the former one.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let Some(root) = self.root.as_mut() else {
-            let mut entries = Vec::with_capacity(1);
-            entries.push((key, value));
-            self.root = Some(Rc::new(Node::Leaf(entries)));
+            self.root = Some(Rc::new(Node::Leaf(alloc::vec![(key, value)])));
             return None;
         };
         let (old, split) = insert_below(root, key, value);

@@ -112,12 +112,11 @@ fn compare(state: &State, model: &Model, keys: &[&[u8]]) -> Result<(), TestCaseE
         prop_assert_eq!(view.own_lease(), lease.own);
         for (number, memory) in &lease.memory {
             let result = state.wait_result(lease.id, Number(*number));
-            match memory.result {
-                Some(_) => prop_assert_eq!(result, memory.result),
-                None => {
-                    let queued = matches!(result, Some(Outcome::Queued { .. }));
-                    prop_assert!(queued, "{:?} of a waiting acquire", result);
-                }
+            if memory.result.is_some() {
+                prop_assert_eq!(result, memory.result);
+            } else {
+                let queued = matches!(result, Some(Outcome::Queued { .. }));
+                prop_assert!(queued, "{:?} of a waiting acquire", result);
             }
         }
     }

@@ -244,7 +244,9 @@ impl World {
                 let argument = |index: usize| bytes(line.words.get(index).unwrap_or(&"-"));
                 let limit = line.words.get(3).map_or(10, |text| parse_number(text) as usize);
                 let (keys, more) = self.state.list(&argument(1), &argument(2), limit);
-                keys.iter().for_each(|key| print::key(names, key, out));
+                for key in &keys {
+                    print::key(names, key, out);
+                }
                 writeln!(out, "more={more}").expect("a string takes everything");
             }
             "sessions" => print::sessions(names, &self.state.sessions(LeaseId(0), 100).0, out),

@@ -222,10 +222,10 @@ impl Decoder {
             (Some(build), item) => (build, item),
         };
         match build {
-            (build, Item::Lease(item)) => build.lease(item),
+            (build, Item::Lease(item)) => build.lease(&item),
             (build, Item::Record(item)) => build.record(&item),
             (build, Item::Hold(item)) => build.hold(item),
-            (build, Item::Waiter(item)) => build.waiter(item),
+            (build, Item::Waiter(item)) => build.waiter(&item),
             (_, Item::Header(_) | Item::End(_)) => unreachable!("handled above"),
         }
         .map_err(wrong)
@@ -242,7 +242,7 @@ impl Build {
         Self { state, header, lease: LeaseId(0), key: None }
     }
 
-    fn lease(&mut self, item: LeaseItem) -> Result<(), &'static str> {
+    fn lease(&mut self, item: &LeaseItem) -> Result<(), &'static str> {
         if item.lease <= self.lease || self.key.is_some() {
             return Err("a lease out of order");
         }
@@ -342,7 +342,7 @@ impl Build {
         self.claim(item.lease, item.number.0, Claim::Hold(key))
     }
 
-    fn waiter(&mut self, item: WaiterItem) -> Result<(), &'static str> {
+    fn waiter(&mut self, item: &WaiterItem) -> Result<(), &'static str> {
         let (key, entry) = self.entry(&item.key)?;
         if entry.queue.last().is_some_and(|(place, _)| *place >= item.place) {
             return Err("a waiter out of order");

@@ -95,10 +95,9 @@ impl Driver {
         let used = self.next.get(&lease).copied().unwrap_or(1) - 1;
         let known = self.floors.get(&lease).copied().unwrap_or(0);
         let floor = match op.ack {
-            0..=119 => known,
             120..=169 => used.min(number.saturating_sub(1)).max(known),
             170..=199 if kind_is_cancel(op) => used,
-            170..=199 => known,
+            0..=119 | 170..=199 => known,
             200..=229 => used.saturating_sub(u64::from(op.ack % 5)),
             230..=239 => known.saturating_sub(2),
             240..=252 => number.saturating_sub(1),
@@ -107,7 +106,7 @@ impl Driver {
         let live = model.leases.iter().find(|one| one.id == lease);
         let results = live.map_or(Vec::new(), |live| {
             let read = live.memory.iter().filter(|(number, one)| {
-                **number <= floor && (one.result.is_some() || op.ack % 7 == 0)
+                **number <= floor && (one.result.is_some() || op.ack.is_multiple_of(7))
             });
             read.map(|(number, _)| Number(*number)).take(5).collect()
         });
@@ -148,20 +147,17 @@ impl Driver {
             mode: Mode::EXCLUSIVE,
             own: own.then_some(OwnLease { ttl_ms: 2_000, secret: SECRET }),
             value: vec![op.how; usize::from(op.how % 3)],
-            wait_ms: if op.how & 3 == 0 { 0 } else { 60_000 },
+            wait_ms: if op.how.is_multiple_of(4) { 0 } else { 60_000 },
         }
     }
 
     /// Of an acquire that was sent, or of the next one, before it is.
     fn cancel(&mut self, op: Op, model: &Model) -> Command {
         let sent: Vec<_> = self.sent.iter().rev().filter_map(acquire_of).take(12).collect();
-        let (lease, acquire) = match sent.get(usize::from(op.which) % 14) {
-            Some(found) => *found,
-            None => {
-                let lease = self.lease(op.who, model);
-                (lease, self.next.get(&lease).copied().unwrap_or(1))
-            }
-        };
+        let (lease, acquire) = sent.get(usize::from(op.which) % 14).copied().unwrap_or_else(|| {
+            let lease = self.lease(op.who, model);
+            (lease, self.next.get(&lease).copied().unwrap_or(1))
+        });
         Command::Cancel {
             caller: self.caller(lease, acquire + 1, op, model),
             release_if_granted: op.how & 1 == 0,
@@ -294,7 +290,7 @@ fn force(op: Op, model: &Model) -> Command {
 }
 
 fn end_forced(op: Op, model: &Model) -> Command {
-    let (key, token) = held(op, model, op.how % 4 != 0);
+    let (key, token) = held(op, model, !op.how.is_multiple_of(4));
     Command::EndForced { key, token }
 }
 

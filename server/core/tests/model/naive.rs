@@ -185,7 +185,7 @@ impl Model {
                     return refuse(ErrorCode::LEASE_DEAD);
                 }
                 let waits = self.lease(*lease).memory.get(&number.0);
-                if !waits.is_some_and(|memory| memory.result.is_none()) {
+                if waits.is_none_or(|memory| memory.result.is_some()) {
                     return refuse(ErrorCode::NOT_QUEUED);
                 }
                 let outcome = Outcome::TimedOut { revision };

@@ -54,12 +54,13 @@ fn describe(names: &Names, outcome: &Outcome) -> String {
             grant.version_after
         ),
         Outcome::Queued { position, revision } => format!("position={position} rev={revision}"),
-        Outcome::Released { token, revision } => format!("token={token} rev={revision}"),
         Outcome::Forced { token, passed_on, revision } => {
             format!("token={token} passed_on={passed_on} rev={revision}")
         }
         Outcome::Refused { token, revision, .. } if token.0 == 0 => format!("rev={revision}"),
-        Outcome::Refused { token, revision, .. } => format!("token={token} rev={revision}"),
+        Outcome::Released { token, revision } | Outcome::Refused { token, revision, .. } => {
+            format!("token={token} rev={revision}")
+        }
         Outcome::Cancelled { revision }
         | Outcome::TimedOut { revision }
         | Outcome::Closed { revision }

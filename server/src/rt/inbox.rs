@@ -1,0 +1,121 @@
+//! A bounded mailbox from ordinary threads to one core: accepted sockets, signals, the admin
+//! thread's questions. Between cores see `hop`.
+
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError, TrySendError};
+
+/// Why a message was not taken; it comes back.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PostError<T> {
+    /// The mailbox holds all it can.
+    #[error("mailbox full")]
+    Full(T),
+    /// The core is gone.
+    #[error("mailbox closed")]
+    Closed(T),
+}
+
+/// A mailbox for at most `capacity` messages. Panics if `capacity` is 0.
+pub fn inbox<T: Send>(capacity: usize) -> (Post<T>, Inbox<T>) {
+    assert!(capacity > 0, "a mailbox holds at least one message");
+    let (sender, receiver) = crossbeam_channel::bounded(capacity);
+    let waker = Arc::new(WakerSlot::default());
+    let bell = Arc::new(Bell { waker: Arc::clone(&waker) });
+    (Post { sender, bell }, Inbox { receiver, waker })
+}
+
+#[derive(Debug, Default)]
+struct WakerSlot {
+    waker: Mutex<Option<Waker>>,
+}
+
+impl WakerSlot {
+    fn set(&self, waker: Waker) {
+        let mut slot = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = slot.replace(waker);
+        drop(slot);
+        drop(old);
+    }
+
+    fn wake(&self) {
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Rings once more when the last sender is gone, so that the receiver sees the end.
+#[derive(Debug)]
+struct Bell {
+    waker: Arc<WakerSlot>,
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.waker.wake();
+    }
+}
+
+/// The sending side, for any thread.
+#[derive(Debug)]
+pub struct Post<T> {
+    // Declared first, so dropped first: when the bell rings for the last time, the channel must
+    // already be closed.
+    sender: Sender<T>,
+    bell: Arc<Bell>,
+}
+
+impl<T> Clone for Post<T> {
+    fn clone(&self) -> Self {
+        Self { sender: self.sender.clone(), bell: Arc::clone(&self.bell) }
+    }
+}
+
+impl<T> Post<T> {
+    /// Puts a message in, without waiting.
+    pub fn try_send(&self, message: T) -> Result<(), PostError<T>> {
+        match self.sender.try_send(message) {
+            Ok(()) => {
+                self.bell.waker.wake();
+                Ok(())
+            }
+            Err(TrySendError::Full(message)) => Err(PostError::Full(message)),
+            Err(TrySendError::Disconnected(message)) => Err(PostError::Closed(message)),
+        }
+    }
+}
+
+/// The receiving side, for one task of one core.
+#[derive(Debug)]
+pub struct Inbox<T> {
+    receiver: Receiver<T>,
+    waker: Arc<WakerSlot>,
+}
+
+impl<T> Inbox<T> {
+    /// The next message; `None` when no sender is left.
+    pub async fn recv(&mut self) -> Option<T> {
+        poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
+        if let Some(outcome) = self.take() {
+            return Poll::Ready(outcome);
+        }
+        self.waker.set(cx.waker().clone());
+        // A message may have come in before the waker was in its place.
+        self.take().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn take(&mut self) -> Option<Option<T>> {
+        match self.receiver.try_recv() {
+            Ok(message) => Some(Some(message)),
+            Err(TryRecvError::Disconnected) => Some(None),
+            Err(TryRecvError::Empty) => None,
+        }
+    }
+}
