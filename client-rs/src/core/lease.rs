@@ -248,6 +248,8 @@ impl Core {
             self.renew_due(key);
         }
         self.arm(key);
+        let next = self.timers.get(Timer::Lease(key));
+        assert!(next.is_none_or(|at| at > self.now), "what was due has been done");
     }
 
     /// Forced holds whose last validity is over.
