@@ -162,13 +162,12 @@ impl Core {
 
     fn new_op(&self, request: AcquireRequest, own: Option<OwnLease>) -> Op {
         let (wait_until, deadline) = match request.wait {
-            Wait::Try => (BootTime::NEVER, self.now.after(self.timing.call)),
+            // Without a limit: until it is known to wait.
+            Wait::Try | Wait::Unlimited => (BootTime::NEVER, self.now.after(self.timing.call)),
             Wait::For(wait) => {
                 let until = self.now.after(wait);
                 (until, until.after(self.timing.call))
             }
-            // Until it is known to wait.
-            Wait::Unlimited => (BootTime::NEVER, self.now.after(self.timing.call)),
         };
         Op {
             session: request.session,

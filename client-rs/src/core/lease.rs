@@ -185,10 +185,10 @@ impl Core {
         &mut self,
         shard: ShardId,
         secret: Secret,
-        result: Result<Reply, Failure>,
+        result: &Result<Reply, Failure>,
     ) {
         if let Ok(Reply::Outcome(OutcomeReply { outcome: Outcome::Opened { lease, .. }, .. })) =
-            result
+            *result
         {
             self.start_close(shard, lease, secret, None, self.now.after(self.timing.call));
         }
