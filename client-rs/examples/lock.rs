@@ -16,7 +16,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let client = Client::connect(&endpoints).await?;
     let session = client.session(Duration::from_secs(10))?;
     println!("waiting for {key}");
-    let guard = session.lock(key).wait(Duration::from_secs(60)).acquire().await?;
+    let guard = session.lock(key).wait(Duration::from_mins(1)).acquire().await?;
     println!("holding {} under token {}", guard.key(), guard.token());
 
     tokio::select! {

@@ -9,15 +9,13 @@ use std::time::Duration;
 
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::{ErrorClass, ErrorCode};
-use leasehold_protocol::frame::{MAGIC, VERSION_MAX, VERSION_MIN};
-use leasehold_protocol::ids::{ClusterId, LeaseId, NodeId, Number, RequestId, Secret, ShardId};
+use leasehold_protocol::ids::{LeaseId, NodeId, Number, RequestId, Secret, ShardId};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::{ErrorReply, LeaderHint, OutcomeReply, Reply, ServerHello};
-use leasehold_protocol::request::{ClientHello, CommandRequest, Request};
-use leasehold_protocol::shard::{KEY_HASH_CRC32C, check_shards};
+use leasehold_protocol::reply::{ErrorReply, LeaderHint, OutcomeReply, Reply};
+use leasehold_protocol::request::{CommandRequest, Request};
 
 use super::rng::Backoff;
-use super::route::{Choice, InFlight, Lane, is_final_refusal};
+use super::route::{Choice, InFlight, Lane};
 use super::{
     Call, CallId, ConnId, Core, Event, ExchangeId, LeaseKey, OpId, Output, SessionId, Timer,
 };
@@ -27,7 +25,7 @@ use crate::error::Failure;
 /// How long a request waits for a connection that is being set up before it also tries another.
 const HEDGE: Duration = Duration::from_millis(250);
 /// How long a connection may be silent, while something is open on it, before it is probed.
-const PROBE_AFTER: Duration = Duration::from_secs(2);
+pub(super) const PROBE_AFTER: Duration = Duration::from_secs(2);
 /// Hints followed at once; after that a request that is passed around rests between attempts.
 const REDIRECTS_MAX: u32 = 2;
 /// Failed attempts, about a second of them, after which the pauses grow.
@@ -57,7 +55,7 @@ pub(super) enum Owner {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+pub(super) enum State {
     /// Until its timer.
     Resting,
     /// Waits for this connection to be set up.
@@ -72,8 +70,8 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Exchange {
     owner: Owner,
-    shard: Option<ShardId>,
-    lane: Lane,
+    pub(super) shard: Option<ShardId>,
+    pub(super) lane: Lane,
     deadline: BootTime,
     /// How long one attempt waits for its answer; `None` is the default.
     patience: Option<Duration>,
@@ -82,9 +80,9 @@ pub(crate) struct Exchange {
     failures: u32,
     redirects: u32,
     /// Some attempt may have had an effect that is not known.
-    uncertain: bool,
-    last: Option<Failure>,
-    state: State,
+    pub(super) uncertain: bool,
+    pub(super) last: Option<Failure>,
+    pub(super) state: State,
     last_sent: BootTime,
     /// Results that the last attempt acknowledged.
     acks: Vec<Number>,
@@ -206,14 +204,14 @@ impl Core {
     }
 
     /// Sets the state and the timer, which never runs past the deadline.
-    fn set_state(&mut self, id: ExchangeId, state: State, at: BootTime) {
+    pub(super) fn set_state(&mut self, id: ExchangeId, state: State, at: BootTime) {
         let exchange = self.exchanges.get_mut(&id).expect("the caller looked it up");
         exchange.state = state;
         let at = at.min(exchange.deadline);
         self.timers.set(Timer::Exchange(id), at);
     }
 
-    fn send(&mut self, id: ExchangeId, conn: ConnId) {
+    pub(super) fn send(&mut self, id: ExchangeId, conn: ConnId) {
         let exchange = &self.exchanges[&id];
         let patience = exchange.patience.unwrap_or(self.timing.attempt).min(self.timing.attempt);
         let left = exchange.deadline.since(self.now);
@@ -259,87 +257,6 @@ impl Core {
                 Call::Renew { .. } => None,
             },
         }
-    }
-
-    /// The byte stream is open: the handshake goes out.
-    pub(crate) fn conn_up(&mut self, now: BootTime, conn: ConnId) {
-        self.tick(now);
-        let cluster = self.router.cluster;
-        let Some(link) = self.router.conn(conn) else {
-            return self.outputs.push_back(Output::Close { conn });
-        };
-        let id = RequestId(link.register(InFlight::Hello));
-        let hello = ClientHello {
-            magic: MAGIC,
-            version_min: VERSION_MIN,
-            version_max: VERSION_MAX,
-            cluster,
-            features: 0,
-            auth: Vec::new(),
-        };
-        self.outputs.push_back(Output::Send { conn, id, request: Request::Hello(hello) });
-    }
-
-    /// The byte stream failed or ended.
-    pub(crate) fn conn_down(&mut self, now: BootTime, conn: ConnId, why: &str) {
-        self.tick(now);
-        let message = format!("{}: {why}", self.router.addr_of(conn));
-        self.lose_conn(conn, &Failure::new(ErrorCode::UNREACHABLE, message));
-    }
-
-    /// Drops a connection and repeats elsewhere what was open on it.
-    fn lose_conn(&mut self, conn: ConnId, why: &Failure) {
-        let refusal = is_final_refusal(why.code).then(|| why.clone());
-        self.timers.cancel(Timer::Conn(conn));
-        for id in self.router.drop_conn(conn, refusal, self.now, &mut self.rng) {
-            let soon = self.retry_pause(1);
-            let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
-            let pause = match exchange.state {
-                State::Parked(at) if at == conn => Duration::ZERO,
-                State::Sent(at) if at == conn => {
-                    exchange.uncertain = true;
-                    soon
-                }
-                // Many may wait on one node; they come back a little apart.
-                State::Queued(at) if at == conn => {
-                    exchange.uncertain = true;
-                    self.rng.between(Duration::ZERO, Duration::from_millis(60))
-                }
-                _ => continue,
-            };
-            exchange.last = Some(why.clone());
-            self.note_risk(id, why.code);
-            self.set_state(id, State::Resting, self.now.after(pause));
-        }
-    }
-
-    fn close_conn(&mut self, conn: ConnId, why: &Failure) {
-        self.outputs.push_back(Output::Close { conn });
-        self.lose_conn(conn, why);
-    }
-
-    /// A connection took too long to be set up, or may be silent for too long.
-    pub(super) fn conn_due(&mut self, conn: ConnId) {
-        let (now, attempt) = (self.now, self.timing.attempt);
-        let Some(link) = self.router.conn(conn) else { return };
-        if !link.ready {
-            let message = format!("{}: no handshake in time", self.router.addr_of(conn));
-            return self.close_conn(conn, &Failure::new(ErrorCode::UNREACHABLE, message));
-        }
-        if link.in_flight.is_empty() {
-            return;
-        }
-        let unanswered = link.ping_sent.filter(|sent| link.last_heard < *sent);
-        if unanswered.is_some_and(|sent| now.since(sent) >= attempt) {
-            let message = format!("{}: the connection is silent", self.router.addr_of(conn));
-            return self.close_conn(conn, &Failure::new(ErrorCode::UNREACHABLE, message));
-        }
-        if unanswered.is_none() && now.since(link.last_heard) >= PROBE_AFTER {
-            link.ping_sent = Some(now);
-            let id = RequestId(link.register(InFlight::Ping));
-            self.outputs.push_back(Output::Send { conn, id, request: Request::Ping });
-        }
-        self.timers.set(Timer::Conn(conn), now.after(PROBE_AFTER.min(attempt)));
     }
 
     /// The exchange's time is up in its present state.
@@ -397,55 +314,6 @@ impl Core {
             InFlight::Exchange { exchange, sent_at } => {
                 self.router.answered(conn);
                 self.exchange_answered(conn, exchange, sent_at, reply);
-            }
-        }
-    }
-
-    fn hello_answered(&mut self, conn: ConnId, reply: Reply) {
-        let refusal = match reply {
-            Reply::Hello(hello) => match self.check_hello(&hello) {
-                Ok(()) => return self.welcome(conn, &hello),
-                Err(refusal) => refusal,
-            },
-            Reply::Error(error) => Failure::new(error.code, error.message),
-            _ => Failure::new(ErrorCode::MALFORMED, "the handshake was answered by something else"),
-        };
-        let message = format!("{}: {}", self.router.addr_of(conn), refusal.message);
-        self.close_conn(conn, &Failure::new(refusal.code, message));
-    }
-
-    fn check_hello(&self, hello: &ServerHello) -> Result<(), Failure> {
-        if !(VERSION_MIN..=VERSION_MAX).contains(&hello.version) {
-            return Err(Failure::of(ErrorCode::UNSUPPORTED_VERSION));
-        }
-        if hello.key_hash != KEY_HASH_CRC32C || check_shards(hello.shards).is_err() {
-            let text = "the cluster uses a key hash or a number of shards that is unknown here";
-            return Err(Failure::new(ErrorCode::UNSUPPORTED_VERSION, text));
-        }
-        let known = self.router.cluster;
-        if known != ClusterId::UNKNOWN
-            && (known != hello.cluster || self.router.shards != hello.shards)
-        {
-            let text = format!("cluster {} answers where {known} is expected", hello.cluster);
-            return Err(Failure::new(ErrorCode::WRONG_CLUSTER, text));
-        }
-        Ok(())
-    }
-
-    fn welcome(&mut self, conn: ConnId, hello: &ServerHello) {
-        self.router.welcome(conn, hello, self.now);
-        self.timers.cancel(Timer::Conn(conn));
-        let link = self.router.conn(conn).expect("just welcomed");
-        for id in std::mem::take(&mut link.parked) {
-            let Some(exchange) = self.exchanges.get(&id) else { continue };
-            if exchange.state != State::Parked(conn) {
-                continue;
-            }
-            // It has waited: a better node is taken only if its connection is there.
-            let (shard, lane) = (exchange.shard, exchange.lane);
-            match self.router.choose(shard, lane, None, self.now, &mut self.rng) {
-                Choice::Use(better) => self.send(id, better),
-                Choice::Park(_) | Choice::Connect(_) | Choice::Rest(_) => self.send(id, conn),
             }
         }
     }
@@ -550,7 +418,7 @@ impl Core {
 
     /// The pause after a failed attempt. Short while a cluster may just be choosing a leader, long
     /// when that has taken too long to be it.
-    fn retry_pause(&mut self, failures: u32) -> Duration {
+    pub(super) fn retry_pause(&mut self, failures: u32) -> Duration {
         let quick = Backoff { first: Duration::from_millis(8), longest: Duration::from_millis(80) };
         let slow = Backoff { first: Duration::from_millis(80), longest: Duration::from_secs(1) };
         match failures.checked_sub(QUICK_RETRIES) {
@@ -585,7 +453,7 @@ impl Core {
     }
 
     /// Remembers on the leases of a failed renewal why they are at risk.
-    fn note_risk(&self, id: ExchangeId, code: ErrorCode) {
+    pub(super) fn note_risk(&self, id: ExchangeId, code: ErrorCode) {
         if let Some(Exchange { owner: Owner::Renew(leases), .. }) = self.exchanges.get(&id) {
             self.set_risk(leases, code);
         }

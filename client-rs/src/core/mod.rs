@@ -20,6 +20,7 @@
 
 mod acquire;
 mod cell;
+mod connect;
 mod exchange;
 mod lease;
 mod numbers;

@@ -95,12 +95,18 @@ pub(super) struct Rig {
     pub(super) connects: Vec<(BootTime, String)>,
     pub(super) conns: BTreeMap<ConnId, String>,
     pub(super) leader: u64,
+    pub(super) shards: u32,
 }
 
 impl Rig {
-    /// A core that knows a cluster of three nodes, led by node 1.
+    /// A core that knows a cluster of three nodes and one shard, led by node 1.
     pub(super) fn new() -> Self {
+        Self::with_shards(1)
+    }
+
+    pub(super) fn with_shards(shards: u32) -> Self {
         let mut rig = Self::unconnected();
+        rig.shards = shards;
         rig.call_ping();
         rig.events.clear();
         rig
@@ -118,6 +124,7 @@ impl Rig {
             connects: Vec::new(),
             conns: BTreeMap::new(),
             leader: 1,
+            shards: 1,
         }
     }
 
@@ -137,11 +144,13 @@ impl Rig {
             version: 1,
             cluster: CLUSTER,
             node: NodeId(node),
-            shards: 1,
+            shards: self.shards,
             key_hash: 1,
             features: 0,
             nodes: (1..=3).map(address).collect(),
-            leaders: vec![LeaderHint { shard: SHARD, leader: NodeId(self.leader) }],
+            leaders: (0..self.shards)
+                .map(|n| LeaderHint { shard: ShardId(n), leader: NodeId(self.leader) })
+                .collect(),
             server_version: "test".to_owned(),
         }
     }

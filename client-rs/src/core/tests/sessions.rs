@@ -292,3 +292,42 @@ fn a_wait_without_limit_still_needs_an_answer_in_time() {
     }
     assert!(rig.try_acquired(op).is_none(), "a minute is not too long");
 }
+
+#[test]
+fn a_session_has_one_lease_in_each_shard_it_uses_and_loses_them_apart() {
+    let mut rig = Rig::with_shards(2);
+    let session = rig.session();
+    let shard_of = |key: &str| leasehold_protocol::shard::shard_of(key.as_bytes(), 2).0;
+    let in_shard = |shard: u32| {
+        (0..1000).map(|n| format!("key{n}")).find(|key| shard_of(key) == shard).expect("some key")
+    };
+    let mut holds = Vec::new();
+    for shard in 0..2 {
+        let op = rig.acquire(session, &in_shard(shard), Wait::Unlimited);
+        let open = rig.take_open();
+        assert!(matches!(&open.request, Request::Command(body) if body.shard.0 == shard));
+        // Leases of different shards may have the same id.
+        rig.outcome(&open, Outcome::Opened { lease: LeaseId(1), revision: Revision(1) });
+        let acquire = rig.take_acquire();
+        assert_eq!(acquire.caller().number.0, 1, "numbers are a lease's own");
+        rig.grant(&acquire, 5, 0);
+        holds.push((op, rig.acquired(op).expect("granted")));
+    }
+    rig.advance(TTL / 3);
+    let renewals = [rig.take_renew(), rig.take_renew()];
+    assert_ne!(renewals[0].renew().shard, renewals[1].renew().shard, "a message for each shard");
+    assert_eq!(renewals[0].conn, renewals[1].conn, "to the one leader of both");
+    for renew in &renewals {
+        if renew.renew().shard.0 == 0 {
+            rig.renewed(renew, 1);
+        } else {
+            rig.not_renewed(renew, ErrorCode::LEASE_DEAD);
+        }
+    }
+    assert_eq!(rig.lost(holds[1].0), [LossCause::LeaseDead]);
+    assert_eq!(rig.state(&holds[0].1), HoldState::Held);
+    rig.core.close_session(rig.now, session);
+    rig.turn();
+    let close = rig.take_close();
+    assert!(matches!(&close.request, Request::Command(body) if body.shard.0 == 0));
+}
