@@ -178,7 +178,7 @@ fn idle_cost() {
         let (cpu_before, beats_before) = (cpu(), core.gauges.beats());
         let span = Duration::from_secs(20);
         GlommioRt::sleep(span).await;
-        let used = cpu() - cpu_before;
+        let used = cpu().saturating_sub(cpu_before);
         let beats = core.gauges.beats() - beats_before;
         let share = used.as_secs_f64() / span.as_secs_f64() * 100.0;
         println!("idle core and watchdog: {used:?} in {span:?}, {share:.3} %, {beats} ticks");

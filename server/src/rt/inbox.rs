@@ -103,19 +103,19 @@ impl<T> Inbox<T> {
     }
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
-        if let Some(outcome) = self.take() {
+        if let Poll::Ready(outcome) = self.take() {
             return Poll::Ready(outcome);
         }
         self.waker.set(cx.waker().clone());
         // A message may have come in before the waker was in its place.
-        self.take().map_or(Poll::Pending, Poll::Ready)
+        self.take()
     }
 
-    fn take(&mut self) -> Option<Option<T>> {
+    fn take(&mut self) -> Poll<Option<T>> {
         match self.receiver.try_recv() {
-            Ok(message) => Some(Some(message)),
-            Err(TryRecvError::Disconnected) => Some(None),
-            Err(TryRecvError::Empty) => None,
+            Ok(message) => Poll::Ready(Some(message)),
+            Err(TryRecvError::Disconnected) => Poll::Ready(None),
+            Err(TryRecvError::Empty) => Poll::Pending,
         }
     }
 }

@@ -47,8 +47,6 @@ impl Watchdog {
         let thread = thread::Builder::new().name("watchdog".into()).spawn(body)?;
         Ok(Self { stopping, thread: Some(thread) })
     }
-
-    pub(super) fn stop(self) {}
 }
 
 impl Drop for Watchdog {
