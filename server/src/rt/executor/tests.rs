@@ -7,7 +7,7 @@ use std::thread;
 use glommio::Placement;
 
 use super::super::hop::{HopError, lanes};
-use super::super::inbox::{PostError, inbox};
+use super::super::inbox::inbox;
 use super::*;
 
 const CONFIG_EXIT_CODE: i32 = 70;
@@ -110,15 +110,6 @@ fn a_thread_wakes_a_sleeping_core() {
     }
     drop(post);
     assert_eq!(executors.join(), [Ok(())]);
-}
-
-#[test]
-fn a_full_or_orphaned_inbox_gives_the_message_back() {
-    let (post, mailbox) = inbox(1);
-    post.try_send(1).expect("room");
-    assert_eq!(post.try_send(2), Err(PostError::Full(2)));
-    drop(mailbox);
-    assert_eq!(post.try_send(3), Err(PostError::Closed(3)));
 }
 
 #[test]
