@@ -76,6 +76,12 @@ pub trait Disk: Clone + 'static {
     async fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// Removes a file; the directory is synced before this returns.
     async fn remove(&self, name: &str) -> io::Result<()>;
+    /// Makes everything that was ever written to an existing file durable.
+    async fn sync_file(&self, name: &str) -> io::Result<()>;
+    /// Makes every name in the directory durable.
+    async fn sync_dir(&self) -> io::Result<()>;
+    /// Bytes that this process had the block layer write; `None` where that is not counted.
+    fn written_bytes(&self) -> Option<u64>;
 }
 
 /// A mapped segment. `store` must not be called while a `sync` is in flight.
