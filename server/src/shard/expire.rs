@@ -20,7 +20,7 @@ use crate::lease::{CoreWheel, Due, Timer, TimerKind};
 use crate::raft::Leadership;
 
 /// A loop that comes this much late counts as a stall of the leader.
-pub const STALL_MIN: Duration = Duration::from_millis(250);
+const STALL_MIN: Duration = Duration::from_millis(250);
 /// How long after a wait's own limit the server ends it: the client's cancel comes first.
 const WAIT_GRACE: Duration = Duration::from_millis(1_000);
 /// When a refused proposal is tried again.
