@@ -251,3 +251,94 @@ impl Reply {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use super::*;
+    use crate::command::Caller;
+    use crate::ids::{ClusterId, HoldSetVersion, LeaseId, Number, Secret, ShardId};
+    use crate::request::{
+        ClientHello, CommandRequest, Freshness, ListRequest, RenewItem, RenewRequest,
+        SessionsRequest,
+    };
+
+    fn with_acks(count: usize) -> [Request; 3] {
+        let caller = Caller {
+            lease: LeaseId(1),
+            secret: Secret::default(),
+            number: Number(1),
+            floor: Number(0),
+            acks: vec![Number(1); count],
+        };
+        let (key, token) = (vec![b'k'], crate::ids::Token(1));
+        [
+            Command::Acquire {
+                caller: caller.clone(),
+                key: key.clone(),
+                mode: crate::ids::Mode::EXCLUSIVE,
+                own: None,
+                value: vec![],
+                wait_ms: 0,
+            },
+            Command::Cancel { caller: caller.clone(), release_if_granted: true },
+            Command::Release { caller, key, token },
+        ]
+        .map(|command| {
+            Request::Command(CommandRequest { shard: ShardId(0), timeout_ms: 1, command })
+        })
+    }
+
+    fn with_items(count: usize) -> Request {
+        let item =
+            RenewItem { lease: LeaseId(1), secret: Secret::default(), version: HoldSetVersion(1) };
+        Request::Renew(RenewRequest { shard: ShardId(0), timeout_ms: 1, items: vec![item; count] })
+    }
+
+    fn with_auth(count: usize) -> Request {
+        Request::Hello(ClientHello {
+            magic: frame::MAGIC,
+            version_min: 1,
+            version_max: 1,
+            cluster: ClusterId::UNKNOWN,
+            features: 0,
+            auth: vec![1; count],
+        })
+    }
+
+    fn with_limit(limit: u32) -> [Request; 2] {
+        let (shard, timeout_ms) = (ShardId(0), 1);
+        [
+            Request::List(ListRequest {
+                shard,
+                prefix: vec![],
+                after: vec![],
+                limit,
+                freshness: Freshness::Stale,
+                timeout_ms,
+            }),
+            Request::Sessions(SessionsRequest { shard, after: LeaseId(0), limit, timeout_ms }),
+        ]
+    }
+
+    fn decoded(request: &Request) -> Result<Request, ErrorCode> {
+        let mut out = Vec::new();
+        request.encode_frame(RequestId(1), &mut out).unwrap();
+        Request::decode(request.kind(), &out[frame::BODY_AT..]).map_err(DecodeError::code)
+    }
+
+    #[test]
+    fn every_count_is_taken_at_its_bound_and_refused_above() {
+        let at_bound = [with_items(RENEW_BATCH_MAX), with_auth(AUTH_LEN_MAX)];
+        let all = at_bound.into_iter().chain(with_acks(ACKS_MAX)).chain(with_limit(PAGE_LEN_MAX));
+        for request in all {
+            assert_eq!(decoded(&request), Ok(request));
+        }
+        let above = [with_items(RENEW_BATCH_MAX + 1), with_auth(AUTH_LEN_MAX + 1)];
+        let all = above.into_iter().chain(with_acks(ACKS_MAX + 1)).chain(with_limit(257));
+        for request in all {
+            assert_eq!(decoded(&request), Err(ErrorCode::TOO_MANY_ITEMS), "{request:?}");
+        }
+    }
+}
