@@ -7,6 +7,7 @@
 pub mod blocking;
 pub mod channels;
 pub mod clock;
+pub mod executor;
 pub mod glommio;
 pub mod hop;
 pub mod inbox;

@@ -10,11 +10,11 @@ use std::rc::Rc;
 use glommio::GlommioError;
 use glommio::ResourceType;
 use glommio::channels::shared_channel::{
-    ConnectedReceiver, ConnectedSender, SharedReceiver, SharedSender, new_bounded,
+    ConnectedSender, SharedReceiver, SharedSender, new_bounded,
 };
 use openraft_rt::{AsyncRuntime, MpscReceiver, MpscSender};
 
-use super::channels::{Receiver, Sender, channel};
+use super::channels::{OneshotSender, Receiver, Sender, channel, oneshot};
 use super::glommio::GlommioRt;
 
 /// Why a message was not taken; it comes back.
@@ -57,15 +57,18 @@ impl<T: Send + 'static> Ports<T> {
         let (arrived, messages) = channel(self.capacity);
         // Both directions at once: a core that waited for its senders before it offered its
         // receivers would wait for ever.
+        let mut joined = Vec::new();
         for (source, lane) in self.from {
-            let arrived = arrived.clone();
-            drop(GlommioRt::spawn(
-                async move { pump(source, lane.connect().await, arrived).await },
-            ));
+            let (tell, told) = oneshot();
+            drop(GlommioRt::spawn(pump(source, lane, arrived.clone(), tell)));
+            joined.push(told);
         }
         let mut lanes = BTreeMap::new();
         for (target, lane) in self.to {
             lanes.insert(target, lane.connect().await);
+        }
+        for told in joined {
+            told.await.expect("a pump joins before it ends");
         }
         (Outbox { lanes: Rc::new(lanes) }, Mailbox { messages })
     }
@@ -73,7 +76,15 @@ impl<T: Send + 'static> Ports<T> {
 
 /// One task per lane, because a glommio channel remembers a waker for every poll that found it
 /// empty: a task that polled several lanes would leave one behind in each quiet lane.
-async fn pump<T: Send>(source: usize, lane: ConnectedReceiver<T>, arrived: Sender<(usize, T)>) {
+async fn pump<T: Send + 'static>(
+    source: usize,
+    lane: SharedReceiver<T>,
+    arrived: Sender<(usize, T)>,
+    joined: OneshotSender<()>,
+) {
+    let lane = lane.connect().await;
+    // `connect` waits for this; if it was given up, the first message finds nobody.
+    let _ = joined.send(());
     while let Some(message) = lane.recv().await {
         if arrived.send((source, message)).await.is_err() {
             return;
