@@ -466,6 +466,9 @@ async fn end_on_failure(wal: Wal<Production>) {
 /// A stopped engine answers nobody; a restart begins from what is on disk.
 async fn end_on_engine_failure(shard: Rc<Shard<Production>>) {
     let reason = shard.group().failed().await;
+    if shard.is_stopping() {
+        return;
+    }
     tracing::error!(shard = shard.id().0, "the Raft engine stopped, stopping: {reason}");
     std::process::exit(i32::from(Exit::Internal.code()));
 }
