@@ -64,7 +64,7 @@ mod tests {
     #[test]
     fn the_margin_has_a_floor() {
         assert_eq!(margin(Duration::from_secs(1)), Duration::from_millis(20));
-        assert_eq!(margin(Duration::from_secs(600)), Duration::from_secs(3));
+        assert_eq!(margin(Duration::from_mins(10)), Duration::from_secs(3));
     }
 
     #[test]

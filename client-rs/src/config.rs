@@ -76,7 +76,7 @@ impl Config {
             ("call_timeout", self.call_timeout),
         ];
         for (name, timeout) in timeouts {
-            if timeout < Duration::from_millis(10) || timeout > Duration::from_secs(600) {
+            if timeout < Duration::from_millis(10) || timeout > Duration::from_mins(10) {
                 return Err(ConfigError::BadTimeout { name, given_ms: timeout.as_millis() });
             }
         }

@@ -105,8 +105,12 @@ pub(super) fn failure_json(failure: &Failure) -> Value {
 /// The exit code of an error code.
 pub(super) fn code_of(failure: &Failure) -> u8 {
     match failure.code {
-        ErrorCode::HELD | ErrorCode::TIMED_OUT | ErrorCode::CANCELLED => NOT_ACQUIRED,
-        ErrorCode::ALREADY_HELD | ErrorCode::ALREADY_QUEUED | ErrorCode::QUEUE_FULL => NOT_ACQUIRED,
+        ErrorCode::HELD
+        | ErrorCode::TIMED_OUT
+        | ErrorCode::CANCELLED
+        | ErrorCode::ALREADY_HELD
+        | ErrorCode::ALREADY_QUEUED
+        | ErrorCode::QUEUE_FULL => NOT_ACQUIRED,
         ErrorCode::LEASE_LOST | ErrorCode::LEASE_DEAD => LOST,
         ErrorCode(200..=299) => USAGE,
         ErrorCode::INTERNAL => FAILED,

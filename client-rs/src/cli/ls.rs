@@ -21,7 +21,7 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
     let client = options.connect().await?;
     let keys = client.list(&args.prefix, args.limit).await?;
     if options.json {
-        say(&serde_json::Value::from_iter(keys.iter().map(json::key)).to_string())?;
+        say(&keys.iter().map(json::key).collect::<serde_json::Value>().to_string())?;
     } else {
         keys.iter().try_for_each(show)?;
     }

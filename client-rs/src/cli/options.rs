@@ -70,7 +70,7 @@ pub(super) fn time(text: &str) -> Result<Duration, String> {
 /// A time to live: a time within the range of leases.
 pub(super) fn ttl(text: &str) -> Result<Duration, String> {
     let ttl = time(text)?;
-    if ttl < Duration::from_secs(1) || ttl > Duration::from_secs(600) {
+    if ttl < Duration::from_secs(1) || ttl > Duration::from_mins(10) {
         return Err(format!("{text:?} is out of range: a TTL is 1s to 600s (10m)"));
     }
     Ok(ttl)
@@ -84,8 +84,8 @@ mod tests {
     fn a_time_needs_a_unit() {
         assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(time("15s"), Ok(Duration::from_secs(15)));
-        assert_eq!(time("2m"), Ok(Duration::from_secs(120)));
-        assert_eq!(time("1h"), Ok(Duration::from_secs(3600)));
+        assert_eq!(time("2m"), Ok(Duration::from_mins(2)));
+        assert_eq!(time("1h"), Ok(Duration::from_hours(1)));
         for bad in ["15", "", "s", "-1s", "1.5s", "15 s", "15sec", "99999999999999999999s", "1e3s"]
         {
             assert!(time(bad).is_err(), "{bad}");
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn a_ttl_out_of_range_is_refused_with_the_range() {
         assert_eq!(ttl("1s"), Ok(Duration::from_secs(1)));
-        assert_eq!(ttl("10m"), Ok(Duration::from_secs(600)));
+        assert_eq!(ttl("10m"), Ok(Duration::from_mins(10)));
         for bad in ["0s", "999ms", "601s", "11m", "24h", "15000000000ms"] {
             assert!(ttl(bad).expect_err(bad).contains("1s to 600s"), "{bad}");
         }

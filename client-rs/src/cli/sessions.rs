@@ -18,7 +18,7 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
     let found = client.sessions(args.limit).await?;
     if options.json {
         let list = found.iter().map(|(shard, session)| json::session(*shard, session));
-        say(&serde_json::Value::from_iter(list).to_string())?;
+        say(&list.collect::<serde_json::Value>().to_string())?;
         return Ok(ExitCode::SUCCESS);
     }
     for (shard, session) in &found {

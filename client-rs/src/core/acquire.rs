@@ -50,11 +50,22 @@ pub(crate) struct AcquireRequest {
     pub(crate) own: Option<(u64, Secret)>,
 }
 
-/// A cancel that was sent.
+/// A cancel on its way.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cancel {
-    pub(super) exchange: ExchangeId,
-    pub(super) release: bool,
+    /// `None` only until it is registered.
+    pub(super) exchange: Option<ExchangeId>,
+    /// What it asks for, fixed when it is first sent.
+    pub(super) release_if_granted: bool,
+}
+
+/// A release on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Release {
+    /// `None` only until it is registered.
+    pub(super) exchange: Option<ExchangeId>,
+    /// Somebody waits for its outcome.
+    pub(super) awaited: bool,
 }
 
 /// See the module.
@@ -75,22 +86,18 @@ pub(crate) struct Op {
     pub(super) number: Option<Number>,
     pub(super) exchange: Option<ExchangeId>,
     pub(super) cancel: Option<Cancel>,
-    /// What the cancel asks for, fixed when it is first sent.
-    pub(super) cancel_releases: bool,
     /// It was answered `queued`.
     waited: bool,
-    /// It was moved to a new lease after its first one turned out dead.
-    rehomed: bool,
+    /// How often it was moved to a new lease after its own had turned out dead.
+    moves: u32,
     /// Its wait is over.
     timed: bool,
     /// Nobody waits for its outcome any more.
     pub(super) abandoned: bool,
-    pub(super) reported: bool,
     pub(super) grant: Option<Grant>,
+    /// Set when the hold is reported to its caller.
     pub(super) cell: Option<Arc<HoldCell>>,
-    pub(super) release: Option<ExchangeId>,
-    /// Somebody waits for the release's outcome.
-    pub(super) release_awaited: bool,
+    pub(super) release: Option<Release>,
 }
 
 impl Op {
@@ -175,16 +182,13 @@ impl Core {
             number: None,
             exchange: None,
             cancel: None,
-            cancel_releases: false,
             waited: false,
-            rehomed: false,
+            moves: 0,
             timed: false,
             abandoned: false,
-            reported: false,
             grant: None,
             cell: None,
             release: None,
-            release_awaited: false,
         }
     }
 
@@ -390,9 +394,12 @@ impl Core {
         let ended = if timed { ErrorCode::TIMED_OUT } else { ErrorCode::CANCELLED };
         let failure = match outcome {
             Ok(Outcome::Granted(grant)) => return self.granted(id, grant, kept),
-            Ok(Outcome::Cancelled { .. } | Outcome::Released { .. }) => Failure::of(ended),
+            Ok(
+                Outcome::Cancelled { .. }
+                | Outcome::Released { .. }
+                | Outcome::Refused { code: ErrorCode::CANCELLED, .. },
+            ) => Failure::of(ended),
             Ok(Outcome::TimedOut { .. }) => Failure::of(ErrorCode::TIMED_OUT),
-            Ok(Outcome::Refused { code: ErrorCode::CANCELLED, .. }) => Failure::of(ended),
             Ok(Outcome::Refused { code, token, .. }) => Failure { token, ..Failure::of(code) },
             Ok(_) => Failure::new(ErrorCode::MALFORMED, "the outcome does not fit an acquire"),
             Err(failure) => failure,
@@ -426,7 +433,7 @@ impl Core {
             self.lose_hold(id, LossCause::Forced);
         } else if op.abandoned {
             // A cancel that releases what was granted does it already.
-            if op.cancel.is_none_or(|cancel| !cancel.release) {
+            if op.cancel.is_none_or(|cancel| !cancel.release_if_granted) {
                 self.start_release(id, false);
             }
         } else if own.is_none() && adoption == Adoption::Current && !doubtful && valid {
@@ -461,7 +468,6 @@ impl Core {
         lease.verifying.remove(&id);
         let cell = HoldCell::new(Arc::clone(&lease.cell));
         op.cell = Some(Arc::clone(&cell));
-        op.reported = true;
         self.timers.cancel(Timer::Op(id));
         self.events.push_back(Event::Acquired { op: id, result: Ok(Held { token, cell }) });
         self.arm(holder);
@@ -479,14 +485,14 @@ impl Core {
     /// A granted hold is over.
     pub(super) fn lose_hold(&mut self, id: OpId, cause: LossCause) {
         let Some(op) = self.ops.get(&id) else { return };
-        if !op.reported {
+        let Some(cell) = &op.cell else {
             let text = match cause {
                 LossCause::Forced => "the hold was ended by an operator before it was confirmed",
                 _ => ErrorCode::LEASE_LOST.text(),
             };
             return self.finish_op(id, Failure::new(ErrorCode::LEASE_LOST, text));
-        }
-        if let Some(cause) = op.cell.as_ref().and_then(|cell| cell.lose(cause)) {
+        };
+        if let Some(cause) = cell.lose(cause) {
             self.events.push_back(Event::Hold { op: id, change: HoldChange::Lost(cause) });
         }
         self.remove_op(id);
@@ -497,8 +503,8 @@ impl Core {
         let Some(op) = self.ops.remove(&id) else { return };
         self.timers.cancel(Timer::Op(id));
         self.kill(op.exchange);
-        self.kill(op.cancel.map(|cancel| cancel.exchange));
-        self.kill(op.release);
+        self.kill(op.cancel.and_then(|cancel| cancel.exchange));
+        self.kill(op.release.and_then(|release| release.exchange));
         for key in [Some(op.lease), op.own_lease].into_iter().flatten() {
             let Some(lease) = self.leases.get_mut(&key) else { continue };
             lease.pending.remove(&id);
@@ -521,7 +527,7 @@ impl Core {
     /// session; any other fails.
     pub(super) fn rehome_or_fail(&mut self, id: OpId, cause: LossCause) {
         let Some(op) = self.ops.get_mut(&id) else { return };
-        let fresh = !op.waited && !op.rehomed && !op.abandoned && op.cancel.is_none();
+        let fresh = !op.waited && op.moves == 0 && !op.abandoned && op.cancel.is_none();
         let session = self.sessions.get(&op.session).is_some_and(|session| !session.closing);
         if !(fresh && session && cause != LossCause::SessionClosed) {
             let text = match cause {
@@ -530,7 +536,7 @@ impl Core {
             };
             return self.finish_op(id, Failure::new(ErrorCode::LEASE_LOST, text));
         }
-        op.rehomed = true;
+        op.moves += 1;
         op.number = None;
         let (session, exchange, name) = (op.session, op.exchange.take(), op.key.clone());
         self.kill(exchange);

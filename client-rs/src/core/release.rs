@@ -8,7 +8,7 @@ use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{OutcomeReply, Reply};
 use leasehold_protocol::request::Request;
 
-use super::acquire::Cancel;
+use super::acquire::{Cancel, Release};
 use super::cell::LossCause;
 use super::exchange::{Exchange, Owner, as_request};
 use super::lease::refusal_of;
@@ -20,7 +20,7 @@ use crate::error::Failure;
 impl Core {
     /// Cancels an acquire that was sent. The body of a cancel cannot change once it is sent, so one
     /// that is on its way stays as it is.
-    pub(super) fn start_cancel(&mut self, id: OpId, release: bool) {
+    pub(super) fn start_cancel(&mut self, id: OpId, release_if_granted: bool) {
         let Some(op) = self.ops.get(&id) else { return };
         if op.cancel.is_some() || op.grant.is_some() {
             return;
@@ -31,12 +31,12 @@ impl Core {
         lease.numbers.begin(number);
         lease.leaving.entry(name).or_default();
         let shard = lease.shard;
-        // The op keeps its place until the exchange is registered with it.
-        let cancel = Exchange::new(Owner::Cancel(id), Some(shard), Lane::Lease, BootTime::NEVER);
-        self.ops.get_mut(&id).expect("looked up above").cancel_releases = release;
-        let exchange = self.start(cancel);
+        let cancel = Cancel { exchange: None, release_if_granted };
+        self.ops.get_mut(&id).expect("looked up above").cancel = Some(cancel);
+        let send = Exchange::new(Owner::Cancel(id), Some(shard), Lane::Lease, BootTime::NEVER);
+        let exchange = Some(self.start(send));
         if let Some(op) = self.ops.get_mut(&id) {
-            op.cancel = Some(Cancel { exchange, release });
+            op.cancel = Some(Cancel { exchange, ..cancel });
         }
     }
 
@@ -45,7 +45,7 @@ impl Core {
         let lease = self.leases.get(&op.lease)?;
         let caller = lease.caller(Number(op.number?.0 + 1))?;
         let acks = caller.acks.clone();
-        let command = Command::Cancel { caller, release_if_granted: op.cancel_releases };
+        let command = Command::Cancel { caller, release_if_granted: op.cancel?.release_if_granted };
         Some((as_request(lease.shard, ms, command), acks))
     }
 
@@ -110,7 +110,8 @@ impl Core {
     pub(super) fn start_release(&mut self, id: OpId, awaited: bool) {
         let Some(op) = self.ops.get_mut(&id) else { return };
         let grant = op.grant.expect("only a hold is released");
-        op.release_awaited = awaited;
+        let sent = Release { exchange: None, awaited };
+        op.release = Some(sent);
         let (key, name, own) = (op.lease, op.key.clone(), op.own_lease);
         let holder = op.held_by().expect("only a hold is released");
         let number = Number(op.number.expect("it was granted").0 + 2);
@@ -135,9 +136,9 @@ impl Core {
             self.timers.set(Timer::Op(id), self.now.after(self.timing.call));
         }
         let release = Exchange::new(Owner::Release(id), Some(shard), Lane::Lease, deadline);
-        let exchange = self.start(release);
+        let exchange = Some(self.start(release));
         if let Some(op) = self.ops.get_mut(&id) {
-            op.release = Some(exchange);
+            op.release = Some(Release { exchange, ..sent });
         }
         self.arm(holder);
     }
@@ -192,7 +193,7 @@ impl Core {
     fn release_done(&mut self, id: OpId, result: Result<(), Failure>) {
         let Some(op) = self.ops.get(&id) else { return };
         let key = op.lease;
-        if op.release_awaited {
+        if op.release.is_some_and(|release| release.awaited) {
             self.events.push_back(Event::Released { op: id, result });
         }
         self.remove_op(id);
@@ -201,10 +202,10 @@ impl Core {
 
     /// Somebody has waited long enough for a release. It goes on by itself.
     pub(super) fn release_due(&mut self, id: OpId) {
-        let release = self.ops[&id].release;
-        let verdict = self.verdict(release);
-        let op = self.ops.get_mut(&id).expect("looked up above");
-        if std::mem::take(&mut op.release_awaited) {
+        let exchange = self.ops[&id].release.and_then(|release| release.exchange);
+        let verdict = self.verdict(exchange);
+        let release = self.ops.get_mut(&id).and_then(|op| op.release.as_mut());
+        if release.is_some_and(|release| std::mem::take(&mut release.awaited)) {
             self.events.push_back(Event::Released { op: id, result: Err(verdict) });
         }
     }

@@ -14,6 +14,7 @@ use leasehold_protocol::limits::RENEW_BATCH_MAX;
 use leasehold_protocol::reply::{RenewResult, Reply};
 use leasehold_protocol::request::{RenewItem, RenewRequest, Request};
 
+use super::acquire::Op;
 use super::cell::{LossCause, RiskCause};
 use super::exchange::{Exchange, Owner};
 use super::lease::{Lease, refusal_of};
@@ -211,7 +212,7 @@ impl Core {
     pub(crate) fn renew(&mut self, now: BootTime, op: OpId) -> Result<CallId, Failure> {
         self.tick(now);
         let lost = || Failure::new(ErrorCode::LEASE_DEAD, "the hold has ended");
-        let key = self.ops.get(&op).and_then(|op| op.held_by()).ok_or_else(lost)?;
+        let key = self.ops.get(&op).and_then(Op::held_by).ok_or_else(lost)?;
         if self.calls.len() >= CALLS_MAX {
             return Err(Failure::of(ErrorCode::BUSY));
         }

@@ -227,7 +227,11 @@ impl Inner {
     }
 }
 
-fn tell<Id: Ord, T>(table: &mut BTreeMap<Id, Waiter<T>>, id: Id, result: Result<T, Failure>) {
+fn tell<Id: Ord + Copy, T>(
+    table: &mut BTreeMap<Id, Waiter<T>>,
+    id: Id,
+    result: Result<T, Failure>,
+) {
     if let Some(waiter) = table.remove(&id) {
         let _ = waiter.send(result);
     }

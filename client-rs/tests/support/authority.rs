@@ -8,7 +8,9 @@ use leasehold_core::lease::{NS_PER_MS, pad_ms};
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{Event, EventKind};
-use leasehold_protocol::ids::{ClusterId, LeaseId, NodeId, Number, RequestId, ShardId, Token};
+use leasehold_protocol::ids::{
+    ClusterId, HoldSetVersion, LeaseId, NodeId, Number, RequestId, ShardId, Token,
+};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{
     ErrorReply, KeyInfo, KeysReply, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply,
@@ -17,25 +19,25 @@ use leasehold_protocol::reply::{
 use leasehold_protocol::request::{Freshness, RenewItem, Request};
 
 /// A reply and where it goes: connection and request.
-pub type Addressed = (u64, RequestId, Reply);
+pub(crate) type Addressed = (u64, RequestId, Reply);
 
 /// See the module.
-pub struct Authority {
-    pub state: State,
-    pub cluster: ClusterId,
+pub(crate) struct Authority {
+    pub(crate) state: State,
+    pub(crate) cluster: ClusterId,
     /// Client addresses, told in the handshake; node ids count from 1.
-    pub addrs: Vec<String>,
+    pub(crate) addrs: Vec<String>,
     deadlines: BTreeMap<LeaseId, u64>,
     wait_ends: BTreeMap<(LeaseId, Number), u64>,
     forced_ends: BTreeMap<Token, (u64, Vec<u8>)>,
     waiting: BTreeMap<(LeaseId, Number), (u64, RequestId)>,
     out: Vec<Addressed>,
     /// Hands out the last moment at which each renewal was acknowledged.
-    pub renewals: u64,
+    pub(crate) renewals: u64,
 }
 
 impl Authority {
-    pub fn new(addrs: Vec<String>) -> Self {
+    pub(crate) fn new(addrs: Vec<String>) -> Self {
         let mut authority = Self {
             state: State::new(ShardId(0)),
             cluster: ClusterId([7; 16]),
@@ -90,7 +92,7 @@ impl Authority {
     }
 
     /// What became due.
-    pub fn tick(&mut self, now: u64) -> Vec<Addressed> {
+    pub(crate) fn tick(&mut self, now: u64) -> Vec<Addressed> {
         let due: Vec<LeaseId> =
             self.deadlines.iter().filter(|(_, at)| **at <= now).map(|(lease, _)| *lease).collect();
         for lease in due {
@@ -110,23 +112,23 @@ impl Authority {
     }
 
     /// Another node leads: every lease starts at its full TTL.
-    pub fn take_over(&mut self, now: u64) {
+    pub(crate) fn take_over(&mut self, now: u64) {
         for (lease, ttl_ms) in self.state.leases() {
             self.deadlines.insert(lease, deadline(now, ttl_ms));
         }
     }
 
     /// Lets the owners of all waits know that they must ask again.
-    pub fn resync(&mut self) -> Vec<Addressed> {
+    pub(crate) fn resync(&mut self) -> Vec<Addressed> {
         let waiting = std::mem::take(&mut self.waiting).into_values();
         waiting.map(|(conn, id)| (conn, id, error(ErrorCode::RESYNC))).collect()
     }
 
-    pub fn drop_conn(&mut self, conn: u64) {
+    pub(crate) fn drop_conn(&mut self, conn: u64) {
         self.waiting.retain(|_, (of, _)| *of != conn);
     }
 
-    pub fn hello(&self, node: u64) -> ServerHello {
+    pub(crate) fn hello(&self, node: u64) -> ServerHello {
         let nodes = self.addrs.iter().enumerate();
         ServerHello {
             version: 1,
@@ -147,7 +149,7 @@ impl Authority {
     }
 
     /// Executes a request; its reply, if it has one already, is among what is returned.
-    pub fn request(
+    pub(crate) fn request(
         &mut self,
         conn: u64,
         id: RequestId,
@@ -200,7 +202,7 @@ impl Authority {
             lease: item.lease,
             error: Some(ErrorCode::LEASE_DEAD),
             ttl_ms: 0,
-            version: Default::default(),
+            version: HoldSetVersion(0),
         };
         if let Some(lease) = self.state.lease(item.lease) {
             result.error = (!lease.secret_matches(&item.secret)).then_some(ErrorCode::BAD_SECRET);
@@ -259,7 +261,7 @@ fn done(outcome: Outcome) -> Reply {
     Reply::Outcome(OutcomeReply { outcome, leader: NodeId(0) })
 }
 
-pub fn error(code: ErrorCode) -> Reply {
+pub(crate) fn error(code: ErrorCode) -> Reply {
     let message = code.text().to_owned();
     Reply::Error(ErrorReply { code, message, leader: NodeId(0), retry_after_ms: 0 })
 }

@@ -1,7 +1,7 @@
 //! What a command costs in `apply`, and what goes with it: `cargo bench -p leasehold-core`.
 //!
 //! Prints nanoseconds of processor time per operation, the best of several rounds; so other work
-//! on the machine disturbs it little.
+//! on the machine disturbs it little. An argument picks the lines that contain it.
 
 use std::hint::black_box;
 
@@ -52,6 +52,9 @@ fn populated() -> State {
 }
 
 fn report(name: &str, operations: u64, mut round: impl FnMut()) {
+    if std::env::args().skip(1).any(|only| !only.starts_with('-') && !name.contains(&only)) {
+        return;
+    }
     let best = (0..ROUNDS)
         .map(|_| {
             let start_ns = cpu_ns();

@@ -13,10 +13,12 @@ fn depth<V>(node: &Node<u16, V>, from: Option<u16>, below: Option<u16>) -> usize
     let inside =
         |key: u16| from.is_none_or(|from| from <= key) && below.is_none_or(|below| key < below);
     match node {
-        Node::Leaf(entries) => {
-            assert!(!entries.is_empty() && entries.len() <= NODE_LEN_MAX);
-            assert!(entries.iter().all(|(key, _)| inside(*key)));
-            assert!(entries.is_sorted_by(|a, b| a.0 < b.0));
+        Node::Leaf(leaf) => {
+            let keys = &leaf.keys;
+            assert!(!keys.is_empty() && keys.len() <= NODE_LEN_MAX);
+            assert_eq!(keys.len(), leaf.values.len());
+            assert!(keys.iter().all(|key| inside(*key)));
+            assert!(keys.is_sorted_by(|a, b| a < b));
             1
         }
         Node::Inner(children) => {

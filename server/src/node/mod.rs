@@ -22,6 +22,7 @@ use self::core::CoreInput;
 use crate::admin::{self, Metrics, Phase};
 use crate::config::Config;
 use crate::disk::linux::LinuxDisk;
+use crate::disk::sigbus;
 use crate::env::Env;
 use crate::error::{Exit, NodeError};
 use crate::identity::DataDir;
@@ -72,7 +73,8 @@ pub fn run(config: Config, shutdown: Shutdown, metrics: Arc<Metrics>) -> Result<
     if let Some(address) = config.process.admin_listen {
         admin::start(address, Arc::clone(&metrics))?;
     }
-    let secret: Arc<[u8]> = config.secret()?.unwrap_or_default().into();
+    let secret: Arc<[u8]> = config.secret()?.unwrap_or_else(unguessable).into();
+    sigbus::install(i32::from(Exit::StorageFailed.code())).map_err(NodeError::internal)?;
     let config = Arc::new(config);
     let (posts, inboxes): (Vec<_>, Vec<_>) = (0..cores).map(|_| inbox(INBOX_LEN)).unzip();
     let core_dirs =
@@ -120,6 +122,13 @@ pub fn run(config: Config, shutdown: Shutdown, metrics: Arc<Metrics>) -> Result<
     stopper.join().map_err(|_| NodeError::internal("the shutdown thread failed"))?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// A single node without a secret of its own has no peers, so none may prove one.
+fn unguessable() -> Vec<u8> {
+    let mut secret = vec![0; 32];
+    getrandom::fill(&mut secret).expect("the kernel has random bytes");
+    secret
 }
 
 fn executors(config: &Config) -> ExecutorConfig {

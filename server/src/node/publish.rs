@@ -8,7 +8,7 @@ use leasehold_protocol::ids::NodeId;
 use openraft::AsyncRuntime;
 
 use super::Production;
-use crate::admin::{CoreHandle, Counter, Gauge, Metrics, ShardReport};
+use crate::admin::{CoreHandle, Counter, Distribution, Gauge, Metrics, ShardReport};
 use crate::env::Env;
 use crate::net::{Connections, Router};
 use crate::rt::executor::CoreGauges;
@@ -18,14 +18,7 @@ use crate::wal::Wal;
 /// How often a core reports.
 const EVERY: Duration = Duration::from_millis(250);
 
-/// What was published before, to count only what is new.
-#[derive(Default)]
-struct Last {
-    syncs: u64,
-    bytes: u64,
-    accepted: u64,
-    leaders: Vec<NodeId>,
-}
+const NS_PER_US: u64 = 1_000;
 
 /// Reports, as long as the core lives. One task.
 pub async fn run(
@@ -34,23 +27,27 @@ pub async fn run(
     connections: Rc<Connections>,
     wal: Wal<Production>,
 ) {
-    let mut last = Last::default();
+    // The last known leader of each shard.
+    let mut leaders = Vec::new();
     loop {
         let shards: Vec<_> = router.shards().cloned().collect();
-        publish_shards(&metrics, &shards, &mut last);
-        publish_wal(&metrics, &wal, &mut last);
+        publish_shards(&metrics, &shards, &mut leaders);
+        publish_wal(&metrics, &wal);
         metrics.set(Gauge::ConnectionsClient, connections.len() as i64);
-        metrics.add(Counter::AcceptedClient, connections.accepted() - last.accepted);
-        last.accepted = connections.accepted();
+        metrics.follow(Counter::AcceptedClient, connections.accepted());
         router.tell_leaders();
         <Production as Env>::Rt::sleep(EVERY).await;
     }
 }
 
-fn publish_shards(metrics: &CoreHandle, shards: &[Rc<Shard<Production>>], last: &mut Last) {
+fn publish_shards(
+    metrics: &CoreHandle,
+    shards: &[Rc<Shard<Production>>],
+    leaders: &mut Vec<NodeId>,
+) {
     let (mut leases, mut holds, mut waiters) = (0, 0, 0);
-    last.leaders.resize(shards.len(), NodeId(0));
-    for (shard, last_leader) in shards.iter().zip(&mut last.leaders) {
+    leaders.resize(shards.len(), NodeId(0));
+    for (shard, last_leader) in shards.iter().zip(leaders.iter_mut()) {
         let raft = shard.group().status();
         let leader = shard.group().leader_hint();
         let state = shard.state().borrow();
@@ -78,11 +75,11 @@ fn publish_shards(metrics: &CoreHandle, shards: &[Rc<Shard<Production>>], last: 
     metrics.set(Gauge::Waiters, waiters as i64);
 }
 
-fn publish_wal(metrics: &CoreHandle, wal: &Wal<Production>, last: &mut Last) {
+fn publish_wal(metrics: &CoreHandle, wal: &Wal<Production>) {
     let wal = wal.metrics();
-    metrics.add(Counter::WalSyncs, wal.syncs - last.syncs);
-    metrics.add(Counter::WalBytes, wal.stored_bytes - last.bytes);
-    (last.syncs, last.bytes) = (wal.syncs, wal.stored_bytes);
+    metrics.follow(Counter::WalSyncs, wal.syncs);
+    metrics.follow(Counter::WalBytes, wal.stored_bytes);
+    metrics.follow_distribution(Distribution::WalSync, &wal.sync_micros, NS_PER_US);
     metrics.set(Gauge::WalSegments, wal.segments as i64);
     if let Some(amplification) = wal.write_amplification {
         metrics.set(Gauge::WalWriteAmplification, (amplification * 1_000.0) as i64);

@@ -197,11 +197,7 @@ impl<E: Env> Group<E> {
         connect(&spec, &log, loaded.as_ref())?;
         let rounds = log.rounds().clone();
         let progress = Progress::new(spec.snapshot_bytes);
-        let network = Network {
-            shard: spec.shard,
-            peers: peers.clone(),
-            rounds: rounds.clone(),
-        };
+        let network = Network { shard: spec.shard, peers: peers.clone(), rounds: rounds.clone() };
         let machine =
             Machine::new(state, sink, snapshots.clone(), log.clone(), progress.clone(), loaded);
         let raft = Raft::new(spec.node.0, config, network, log.clone(), machine)

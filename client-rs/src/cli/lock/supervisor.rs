@@ -23,6 +23,8 @@ const LOOK: Duration = Duration::from_millis(100);
 const KILL_LEAD: Duration = Duration::from_millis(20);
 /// How long the keeper may take to give the lock back.
 const GOODBYE: Duration = Duration::from_secs(12);
+/// How long it may take when the validity is over and nothing depends on it any more.
+const GOODBYE_LOST: Duration = Duration::from_millis(500);
 
 /// The system's clock that runs through suspend, in nanoseconds.
 pub(super) fn now_ns() -> u64 {
@@ -69,14 +71,17 @@ impl Keeper {
         serde_json::from_str(&line).ok()
     }
 
-    /// Lets it give the lock back and end.
-    async fn dismiss(mut self) {
+    /// Lets it give the lock back and end; ends it if that takes longer.
+    async fn dismiss(mut self, patience: Duration) {
         self.say(&Reply::Release).await;
         let goodbye = async {
             while self.word().await.is_some() {}
             let _ = self.child.wait().await;
         };
-        let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+        if tokio::time::timeout(patience, goodbye).await.is_err() {
+            // The command's group is gone; what the keeper holds ends with its TTL.
+            let _ = self.child.kill().await;
+        }
     }
 }
 
@@ -141,7 +146,7 @@ pub(super) async fn run(
     let child = match start(command, &order.key, token) {
         Ok(child) => child,
         Err(error) => {
-            keeper.dismiss().await;
+            keeper.dismiss(GOODBYE).await;
             return Err(error);
         }
     };
@@ -152,7 +157,7 @@ pub(super) async fn run(
     let watch = Watch { until_ns, grace, group, json, ending: Ending::No, keeper_gone: false };
     let code = watch.run(child, &mut keeper, &mut signals).await;
     drop(terminal);
-    keeper.dismiss().await;
+    keeper.dismiss(if code == LOST { GOODBYE_LOST } else { GOODBYE }).await;
     Ok(ExitCode::from(code))
 }
 
@@ -221,9 +226,9 @@ impl Watch {
         }
         if left <= self.grace {
             self.end(Ending::Asked, Signal::TERM, "the lock is at its end");
-            return (left - KILL_LEAD).min(LOOK);
+            return left.saturating_sub(KILL_LEAD).min(LOOK);
         }
-        (left - self.grace).min(LOOK)
+        left.saturating_sub(self.grace).min(LOOK)
     }
 
     /// Signals the group, once for each degree.

@@ -63,9 +63,8 @@ pub(super) fn parse(line: &[u8]) -> Result<(Value, Op), Misread> {
     if !(id.is_number() || id.is_string()) {
         return Err(misread(&Value::Null, "\"id\" must be a number or a string".to_owned()));
     }
-    let op = match object.remove("op") {
-        Some(Value::String(op)) => op,
-        _ => return Err(misread(&id, "\"op\" must be a string".to_owned())),
+    let Some(Value::String(op)) = object.remove("op") else {
+        return Err(misread(&id, "\"op\" must be a string".to_owned()));
     };
     parse_op(&op, object).map(|op| (id.clone(), op)).map_err(|why| misread(&id, why))
 }

@@ -62,9 +62,11 @@ pub(super) async fn run(client: Client, session: Session, ttl: Duration) -> Resu
 async fn write(mut lines: mpsc::Receiver<Value>) -> Result<(), CliError> {
     let mut out = tokio::io::stdout();
     while let Some(line) = lines.recv().await {
-        let mut text = format!("{line}\n");
+        let mut text = line.to_string();
+        text.push('\n');
         while let Ok(line) = lines.try_recv() {
-            text.push_str(&format!("{line}\n"));
+            text.push_str(&line.to_string());
+            text.push('\n');
         }
         let written = out.write_all(text.as_bytes()).await;
         match written.and(out.flush().await) {

@@ -18,7 +18,7 @@ fn a_grant_is_as_good_as_its_lease_from_before_the_send_of_the_open() {
     rig.grant(&acquire, 5, 0);
     let held = rig.acquired(op).expect("granted");
     assert_eq!(held.token.0, 5);
-    assert_eq!(held.cell.remaining(rig.now), TTL - MARGIN - ms(400));
+    assert_eq!(held.cell.remaining(rig.now), left_after(ms(400)));
     assert_eq!(rig.state(&held), HoldState::Held);
 }
 
@@ -34,7 +34,7 @@ fn a_renewal_counts_from_its_own_send_however_late_the_answer_is() {
     rig.renewed(&renew, 1);
     let remaining = held.cell.remaining(rig.now);
     assert!(remaining > before);
-    assert_eq!(remaining, TTL - MARGIN - rig.now.since(early));
+    assert_eq!(remaining, left_after(rig.now.since(early)));
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn an_answer_to_an_earlier_attempt_counts_from_that_attempt() {
     let second = rig.take_renew();
     assert!(second.at > first.at);
     rig.renewed(&first, 1);
-    assert_eq!(held.cell.remaining(rig.now), TTL - MARGIN - rig.now.since(first.at));
+    assert_eq!(held.cell.remaining(rig.now), left_after(rig.now.since(first.at)));
 }
 
 #[test]

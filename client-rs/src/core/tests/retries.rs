@@ -225,7 +225,7 @@ fn an_absent_cluster_costs_little_and_a_call_ends_by_its_deadline() {
     match rig.events.pop_front() {
         Some(Event::Answered { result: Err(failure), .. }) => {
             assert_eq!(failure.code, ErrorCode::UNREACHABLE);
-            assert!(failure.message.contains("n"), "{failure}");
+            assert!(failure.message.contains('n'), "{failure}");
         }
         other => panic!("{other:?}"),
     }

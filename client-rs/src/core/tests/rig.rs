@@ -24,12 +24,18 @@ use crate::error::Failure;
 
 pub(super) const TTL_MS: u64 = 10_000;
 pub(super) const TTL: Duration = Duration::from_millis(TTL_MS);
-pub(super) const MARGIN: Duration = Duration::from_millis(50);
+/// How long a hold is valid after the send of what was acknowledged: the TTL less 0.5 %.
+const VALID: Duration = Duration::from_millis(TTL_MS - 50);
 pub(super) const CLUSTER: ClusterId = ClusterId([7; 16]);
 pub(super) const SHARD: ShardId = ShardId(0);
 
 pub(super) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
+}
+
+/// What is left of a hold's validity this long after the send.
+pub(super) const fn left_after(elapsed: Duration) -> Duration {
+    VALID.saturating_sub(elapsed)
 }
 
 /// A request as it arrived.

@@ -427,17 +427,11 @@ impl Sim {
         if self.clients[client].core.shards() == 0 || self.clients[client].asked.len() > 3 {
             return;
         }
-        let session = match self.clients[client].session {
-            Some(session) => session,
-            None => {
-                let secret = Secret([client as u8; 16]);
-                let core = &mut self.clients[client].core;
-                let session =
-                    core.open_session(now, TTL_MS, "sim".to_owned(), secret).expect("in range");
-                self.clients[client].session = Some(session);
-                session
-            }
-        };
+        let mine = &mut self.clients[client];
+        let session = *mine.session.get_or_insert_with(|| {
+            let secret = Secret([client as u8; 16]);
+            mine.core.open_session(now, TTL_MS, "sim".to_owned(), secret).expect("in range")
+        });
         let key = self.rng.below(KEYS);
         let wait = match self.rng.below(3) {
             0 => Wait::Try,

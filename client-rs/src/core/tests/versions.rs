@@ -16,7 +16,7 @@ fn an_unknown_version_extends_nothing_until_the_holds_are_read() {
     rig.holds(&read, 4, &[(5, false)]);
     assert_eq!(
         held.cell.remaining(rig.now),
-        TTL - MARGIN - rig.now.since(renew.at),
+        left_after(rig.now.since(renew.at)),
         "the acknowledged renewal counts once its version is known"
     );
     assert_eq!(rig.changes(op), []);
@@ -102,7 +102,7 @@ fn a_waited_grant_is_reported_only_after_a_renewal_at_its_version() {
     rig.advance(ms(40));
     rig.renewed(&renew, 1);
     let held = rig.acquired(op).expect("current");
-    assert_eq!(held.cell.remaining(rig.now), TTL - MARGIN - ms(40));
+    assert_eq!(held.cell.remaining(rig.now), left_after(ms(40)));
 }
 
 #[test]
