@@ -262,7 +262,7 @@ impl Actor {
             timeout_ms: TIMEOUT_MS,
         });
         let invoke_ns = now_ns();
-        let (attempts, reply) = self.ask(&request, Deadline::after(limit), &mut |_| false);
+        let (attempts, reply) = self.ask(&request, Deadline::after(limit), &mut |_, _| false);
         let mut settled = Settled { attempts, queued: None, invoke_ns, answer: Answer::None };
         match reply {
             Some(Reply::Keys(keys)) => {
@@ -316,18 +316,19 @@ impl Actor {
             Request::Command(CommandRequest { shard: self.shard, timeout_ms: TIMEOUT_MS, command });
         let invoke_ns = now_ns();
         let mut queued = None;
-        let (attempts, reply) = self.ask(&request, deadline, &mut |reply| match reply {
+        let (attempts, reply) = self.ask(&request, deadline, &mut |attempt, reply| match reply {
             Reply::Outcome(outcome) => match outcome.outcome {
                 WireOutcome::Queued { revision, .. } => {
-                    queued.get_or_insert(QueuedAt { revision: revision.0, at_ns: now_ns() });
+                    // A retry's `queued` tells where the wait stands, not where it began.
+                    if attempt == 1 {
+                        queued = Some(QueuedAt { revision: revision.0, at_ns: now_ns() });
+                    }
                     true
                 }
                 _ => false,
             },
             _ => false,
         });
-        // A retry's `queued` tells where the wait stands, not where it began.
-        let queued = queued.filter(|_| attempts == 1);
         let answer = match reply {
             Some(Reply::Outcome(reply)) => match reply.outcome {
                 WireOutcome::Refused { code, token, revision } => {
@@ -352,7 +353,7 @@ impl Actor {
         &mut self,
         request: &Request,
         deadline: Deadline,
-        interim: &mut dyn FnMut(&Reply) -> bool,
+        interim: &mut dyn FnMut(u32, &Reply) -> bool,
     ) -> (u32, Option<Reply>) {
         let mut attempts = 0;
         while !deadline.passed() && !self.stopped() {
@@ -360,7 +361,7 @@ impl Actor {
                 continue;
             }
             attempts += 1;
-            match self.attempt(request, deadline, interim) {
+            match self.attempt(request, deadline, &mut |reply| interim(attempts, reply)) {
                 Ok(Some(reply)) => match retry_hint(&reply) {
                     None => return (attempts, Some(reply)),
                     Some(leader) => self.follow(leader),

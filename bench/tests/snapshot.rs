@@ -13,7 +13,7 @@ use leasehold_protocol::reply::ShardStatus;
 
 /// Entries after which a shard takes a snapshot, and entries it keeps behind one.
 const SNAPSHOT_ENTRIES: u64 = 50;
-const KEPT_ENTRIES: u64 = 10;
+const KEPT_ENTRIES: u64 = 100;
 
 fn own_status(cluster: &Cluster, id: u64) -> Option<ShardStatus> {
     let status = cluster.status_of(id).ok()?;
