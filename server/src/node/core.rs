@@ -102,6 +102,7 @@ pub(super) async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeErro
         (record.cluster, record.shards),
         shards.clone(),
         Rc::clone(&peers),
+        record.members.iter().map(|m| (m.node, m.client_addr.clone())).collect(),
         hops,
     );
     let running = Running {

@@ -12,6 +12,7 @@ use leasehold_protocol::outcome::Outcome;
 
 use crate::env::MonoTime;
 use crate::net::ReplyTo;
+use crate::raft::Leadership;
 use crate::shard::waits::Wait;
 
 /// Most commands of one entry.
@@ -40,6 +41,9 @@ pub(super) enum Waiting {
 pub(super) struct Slot {
     /// Who waits; `None` once answered.
     pub(super) waiting: Option<Waiting>,
+    /// The only leadership under which the command may be proposed: an expiry that was decided
+    /// under a former one must not end a lease that got its full TTL since. `None`: any.
+    pub(super) under: Option<Leadership>,
     /// When it is answered with an error at the latest.
     pub(super) deadline: MonoTime,
 }
@@ -51,6 +55,22 @@ pub(super) struct Batch {
     pub(super) commands: Vec<Command>,
     /// Who waits, same length.
     pub(super) slots: Vec<Slot>,
+}
+
+impl Batch {
+    /// Takes out what may not be proposed under `leadership`.
+    pub(super) fn take_stale(&mut self, leadership: Leadership) -> Vec<Slot> {
+        let fits = |slot: &Slot| slot.under.is_none_or(|under| under == leadership);
+        if self.slots.iter().all(fits) {
+            return Vec::new();
+        }
+        let (fit, stale): (Vec<_>, Vec<_>) = std::mem::take(&mut self.commands)
+            .into_iter()
+            .zip(std::mem::take(&mut self.slots))
+            .partition(|(_, slot)| fits(slot));
+        (self.commands, self.slots) = fit.into_iter().unzip();
+        stale.into_iter().map(|(_, slot)| slot).collect()
+    }
 }
 
 /// Commands that wait for a proposal.
