@@ -1,5 +1,6 @@
 //! What happened, with its reason: the one event type that feeds watches, wake-ups, metrics, the
 //! trace log and the simulator's run hash (G6).
+#![expect(missing_docs, reason = "rkyv gives an enum a resolver whose fields take no docs")]
 
 use alloc::vec::Vec;
 

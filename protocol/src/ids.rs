@@ -50,6 +50,11 @@ number!(
     /// is applied; never by its own releases.
     HoldSetVersion(u64)
 );
+number!(
+    /// Pairs a reply with its request on one connection. Chosen by the client, never 0: the id 0
+    /// marks an error that belongs to no request.
+    RequestId(u64)
+);
 
 /// A hold's mode as it travels: 0 is exclusive; other values are reserved for shared holds and
 /// for permits of a semaphore and are refused with `unsupported_mode` until they exist.

@@ -14,11 +14,18 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod birth;
+pub mod codec;
 pub mod command;
+pub mod conn;
 pub mod error;
 pub mod event;
+pub mod frame;
 pub mod ids;
+pub mod kind;
 pub mod limits;
 pub mod outcome;
+pub mod peer;
 pub mod reply;
 pub mod request;
+pub mod shard;

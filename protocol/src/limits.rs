@@ -33,6 +33,13 @@ pub const ACKS_MAX: usize = 64;
 pub const HEADER_LEN: usize = 16;
 /// Longest body on a client connection, in bytes.
 pub const CLIENT_BODY_MAX: usize = 64 * 1024;
+/// Longest body of a reply to a client, in bytes: longer than a request's, since one lease's holds
+/// are answered in one piece.
+pub const REPLY_BODY_MAX: usize = 4 * 1024 * 1024;
+/// Longest body of a client's first frame, in bytes: little is granted before the handshake.
+pub const HELLO_BODY_MAX: usize = 4 * 1024;
+/// Longest proof of authority in a hello, in bytes.
+pub const AUTH_LEN_MAX: usize = 1024;
 /// Longest body on a peer connection, in bytes.
 pub const PEER_BODY_MAX: usize = 4 * 1024 * 1024;
 /// Leases renewed by one request.
@@ -41,3 +48,23 @@ pub const RENEW_BATCH_MAX: usize = 1024;
 pub const PAGE_LEN_MAX: u32 = 256;
 /// Requests of one connection that may await their final reply; waiting acquires count.
 pub const IN_FLIGHT_MAX: usize = 16 * 1024;
+/// Further requests beyond `IN_FLIGHT_MAX` that renew or end something (renew, cancel, release,
+/// close), so that waiting acquires cannot keep a lease from being renewed or given up.
+pub const IN_FLIGHT_RESERVE: usize = 1024;
+
+/// A connection that has not made its hello for this long is closed, in milliseconds.
+pub const HANDSHAKE_MS_MAX: u64 = 5_000;
+/// A connection on which no whole frame came for this long is closed by either side, in
+/// milliseconds. Waiting requests do not keep it open; pings do.
+pub const IDLE_MS_MAX: u64 = 60_000;
+/// A client that has sent nothing for this long sends a ping, in milliseconds; at most twice this
+/// passes between two of its frames.
+pub const PING_AFTER_MS: u64 = 20_000;
+/// With this many unsent bytes of replies a connection's further requests wait unread, until the
+/// client takes replies.
+pub const OUTPUT_LEN_HIGH: usize = 1024 * 1024;
+/// With this many unsent bytes of replies a connection's reads are answered `busy`. The other
+/// replies are small, and `IN_FLIGHT_MAX` bounds them.
+pub const OUTPUT_LEN_MAX: usize = 16 * 1024 * 1024;
+/// Longest message of an error reply, in bytes; a longer one is cut.
+pub const MESSAGE_LEN_MAX: usize = 1024;

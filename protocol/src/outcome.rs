@@ -1,4 +1,5 @@
 //! What a command did: remembered by the state for retries and sent to the client as it is.
+#![expect(missing_docs, reason = "rkyv gives an enum a resolver whose fields take no docs")]
 
 use rkyv::{Archive, Deserialize, Serialize};
 

@@ -2,6 +2,7 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::fmt;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -9,6 +10,7 @@ use crate::error::ErrorCode;
 use crate::ids::{
     ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, Revision, ShardId, Token,
 };
+use crate::limits::MESSAGE_LEN_MAX;
 use crate::outcome::Outcome;
 
 /// Who leads a shard, as far as the answering node knows.
@@ -284,6 +286,21 @@ pub struct ErrorReply {
     pub retry_after_ms: u32,
 }
 
+impl ErrorReply {
+    /// An error that knows no leader and no time to wait. A message over `MESSAGE_LEN_MAX` is cut.
+    pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
+        let mut message = message.into();
+        message.truncate(message.floor_char_boundary(MESSAGE_LEN_MAX));
+        Self { code, message, leader: NodeId(0), retry_after_ms: 0 }
+    }
+}
+
+impl fmt::Display for ErrorReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.code, self.message)
+    }
+}
+
 /// Any answer of a node, named by its frame's kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
@@ -307,4 +324,11 @@ pub enum Reply {
     Pong,
     /// Kind 255.
     Error(ErrorReply),
+}
+
+impl Reply {
+    /// True unless another reply follows under the same request id, as after `Queued`.
+    pub const fn is_final(&self) -> bool {
+        !matches!(self, Self::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. }))
+    }
 }

@@ -7,8 +7,13 @@
 pub mod blocking;
 pub mod channels;
 pub mod clock;
+pub mod executor;
 pub mod glommio;
+pub mod hop;
+pub mod inbox;
 pub mod instant;
+pub mod net;
 pub mod sim;
 pub mod sim_net;
+pub mod timed;
 pub mod timeout;

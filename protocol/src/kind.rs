@@ -1,0 +1,82 @@
+//! A frame's kind: one byte that names the type of its body. Numbers are never reused.
+
+/// The client's first frame: a `ClientHello`.
+pub const HELLO: u8 = 1;
+/// A `CommandRequest`.
+pub const COMMAND: u8 = 2;
+/// A `RenewRequest`.
+pub const RENEW: u8 = 3;
+/// A `GetRequest`.
+pub const GET: u8 = 4;
+/// A `ListRequest`.
+pub const LIST: u8 = 5;
+/// A `SessionsRequest`.
+pub const SESSIONS: u8 = 6;
+/// A `HoldsRequest`.
+pub const HOLDS: u8 = 7;
+/// A `StatusRequest`.
+pub const STATUS: u8 = 8;
+/// A `TransferRequest`.
+pub const TRANSFER: u8 = 9;
+/// Empty.
+pub const PING: u8 = 10;
+
+/// A `ServerHello`.
+pub const SERVER_HELLO: u8 = 129;
+/// An `OutcomeReply`.
+pub const OUTCOME: u8 = 130;
+/// A `RenewReply`.
+pub const RENEWED: u8 = 131;
+/// A `KeysReply`.
+pub const KEYS: u8 = 132;
+/// A `SessionsReply`.
+pub const SESSIONS_REPLY: u8 = 134;
+/// A `HoldsReply`.
+pub const HOLDS_REPLY: u8 = 135;
+/// A `StatusReply`.
+pub const STATUS_REPLY: u8 = 136;
+/// Empty: leadership moved.
+pub const TRANSFERRED: u8 = 137;
+/// Empty.
+pub const PONG: u8 = 138;
+
+/// Lowest kind that peers use between each other.
+pub const PEER_MIN: u8 = 192;
+/// Highest kind that peers use between each other.
+pub const PEER_MAX: u8 = 223;
+
+/// An `ErrorReply`.
+pub const ERROR: u8 = 255;
+
+/// True for the kinds of frames between nodes, which a client port refuses.
+pub const fn is_peer(kind: u8) -> bool {
+    PEER_MIN <= kind && kind <= PEER_MAX
+}
+
+/// A short name, for messages and metrics.
+pub const fn name(kind: u8) -> &'static str {
+    match kind {
+        HELLO => "hello",
+        COMMAND => "command",
+        RENEW => "renew",
+        GET => "get",
+        LIST => "list",
+        SESSIONS => "sessions",
+        HOLDS => "holds",
+        STATUS => "status",
+        TRANSFER => "transfer",
+        PING => "ping",
+        SERVER_HELLO => "server_hello",
+        OUTCOME => "outcome",
+        RENEWED => "renewed",
+        KEYS => "keys",
+        SESSIONS_REPLY => "sessions_reply",
+        HOLDS_REPLY => "holds_reply",
+        STATUS_REPLY => "status_reply",
+        TRANSFERRED => "transferred",
+        PONG => "pong",
+        ERROR => "error",
+        PEER_MIN..=PEER_MAX => "peer",
+        _ => "unknown",
+    }
+}

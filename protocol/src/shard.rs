@@ -1,0 +1,178 @@
+//! Which shard owns a key, and whether a client's input is in range: the one place that client,
+//! server and state machine ask, so that they cannot differ.
+//!
+//! The key hash is published and never changes within a cluster: its number travels in the
+//! server's hello, and `docs/PROTOCOL.md` lists test vectors.
+
+use crate::error::ErrorCode;
+use crate::ids::{Mode, ShardId};
+use crate::limits::{
+    KEY_LEN_MAX, LABEL_LEN_MAX, REASON_LEN_MAX, SHARDS_MAX, TTL_MS_MAX, TTL_MS_MIN, VALUE_LEN_MAX,
+};
+
+/// The number of the key hash described here, for `ServerHello::key_hash`.
+pub const KEY_HASH_CRC32C: u8 = 1;
+
+/// CRC-32C of the part of a key that decides its shard.
+pub fn key_hash(key: &[u8]) -> u32 {
+    crc32c::crc32c(hashed_part(key))
+}
+
+/// The inside of the key's `{tag}` if it has one, else the whole key. A tag runs from the first
+/// `{` to the first `}` after it and is not empty.
+fn hashed_part(key: &[u8]) -> &[u8] {
+    let Some(open) = key.iter().position(|&byte| byte == b'{') else { return key };
+    let inside = &key[open + 1..];
+    match inside.iter().position(|&byte| byte == b'}') {
+        None | Some(0) => key,
+        Some(close) => &inside[..close],
+    }
+}
+
+/// The shard that owns a key in a cluster of `shards` shards.
+///
+/// # Panics
+/// If `shards` is 0; see `check_shards`.
+pub fn shard_of(key: &[u8], shards: u32) -> ShardId {
+    assert!(shards > 0, "a cluster has at least one shard");
+    ShardId(key_hash(key) % shards)
+}
+
+/// A key: 1 to `KEY_LEN_MAX` bytes of UTF-8.
+pub const fn check_key(key: &[u8]) -> Result<&str, ErrorCode> {
+    if key.is_empty() {
+        return Err(ErrorCode::KEY_EMPTY);
+    }
+    if key.len() > KEY_LEN_MAX {
+        return Err(ErrorCode::KEY_TOO_LONG);
+    }
+    match core::str::from_utf8(key) {
+        Ok(key) => Ok(key),
+        Err(_) => Err(ErrorCode::KEY_NOT_UTF8),
+    }
+}
+
+/// The prefix or the start of a listing: like a key, but it may be empty and may end within a
+/// character.
+pub const fn check_key_bound(bound: &[u8]) -> Result<(), ErrorCode> {
+    if bound.len() > KEY_LEN_MAX { Err(ErrorCode::KEY_TOO_LONG) } else { Ok(()) }
+}
+
+/// A value: at most `VALUE_LEN_MAX` bytes of any content.
+pub const fn check_value(value: &[u8]) -> Result<(), ErrorCode> {
+    if value.len() > VALUE_LEN_MAX { Err(ErrorCode::VALUE_TOO_LARGE) } else { Ok(()) }
+}
+
+/// A lease's time to live, `TTL_MS_MIN..=TTL_MS_MAX` milliseconds. Takes more bits than a lease
+/// has, so that a caller's absurd number is refused and not cut to size first.
+pub const fn check_ttl_ms(ttl_ms: u64) -> Result<u32, ErrorCode> {
+    if ttl_ms < TTL_MS_MIN as u64 || ttl_ms > TTL_MS_MAX as u64 {
+        return Err(ErrorCode::TTL_OUT_OF_RANGE);
+    }
+    Ok(ttl_ms as u32)
+}
+
+/// A session's label or the `who` of a forced release: at most `LABEL_LEN_MAX` bytes of UTF-8.
+pub const fn check_label(label: &[u8]) -> Result<&str, ErrorCode> {
+    check_text(label, LABEL_LEN_MAX)
+}
+
+/// The reason of a forced release: at most `REASON_LEN_MAX` bytes of UTF-8.
+pub const fn check_reason(reason: &[u8]) -> Result<&str, ErrorCode> {
+    check_text(reason, REASON_LEN_MAX)
+}
+
+const fn check_text(text: &[u8], len_max: usize) -> Result<&str, ErrorCode> {
+    if text.len() > len_max {
+        return Err(ErrorCode::LABEL_TOO_LONG);
+    }
+    match core::str::from_utf8(text) {
+        Ok(text) => Ok(text),
+        Err(_) => Err(ErrorCode::LABEL_TOO_LONG),
+    }
+}
+
+/// A mode of holding that exists.
+pub const fn check_mode(mode: Mode) -> Result<(), ErrorCode> {
+    if mode.0 == Mode::EXCLUSIVE.0 { Ok(()) } else { Err(ErrorCode::UNSUPPORTED_MODE) }
+}
+
+/// A number of shards that a cluster can have.
+pub const fn check_shards(shards: u32) -> Result<(), ErrorCode> {
+    if shards >= 1 && shards <= SHARDS_MAX { Ok(()) } else { Err(ErrorCode::WRONG_SHARD) }
+}
+
+/// A request's shard: that of its key.
+pub fn check_shard(shard: ShardId, key: &[u8], shards: u32) -> Result<(), ErrorCode> {
+    if shard == shard_of(key, shards) { Ok(()) } else { Err(ErrorCode::WRONG_SHARD) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_that_of_the_tag_if_there_is_one() {
+        let same = |a: &str, b: &str| assert_eq!(key_hash(a.as_bytes()), key_hash(b.as_bytes()));
+        same("{user1}/lock", "user1");
+        same("jobs/{user1}", "user1");
+        same("a{b}{c}", "b");
+        same("a{b{c}d", "b{c");
+        let whole =
+            |key: &str| assert_eq!(key_hash(key.as_bytes()), crc32c::crc32c(key.as_bytes()));
+        whole("plain");
+        whole("{}x");
+        whole("a{}b{c}");
+        whole("{open");
+        whole("close}{");
+        whole("");
+    }
+
+    #[test]
+    fn every_shard_gets_its_part_of_the_keys() {
+        let mut counts = [0_u32; 7];
+        for number in 0..7_000 {
+            let key = std::format!("jobs/nightly/{number}");
+            counts[shard_of(key.as_bytes(), 7).0 as usize] += 1;
+        }
+        assert!(counts.iter().all(|count| (800..1_200).contains(count)), "{counts:?}");
+        assert_eq!(shard_of(b"any", 1), ShardId(0));
+    }
+
+    #[test]
+    fn keys_values_and_labels_are_checked_at_both_ends_of_their_range() {
+        assert_eq!(check_key(b""), Err(ErrorCode::KEY_EMPTY));
+        assert_eq!(check_key(b"k"), Ok("k"));
+        assert!(check_key(&[b'k'; KEY_LEN_MAX]).is_ok());
+        assert_eq!(check_key(&[b'k'; KEY_LEN_MAX + 1]), Err(ErrorCode::KEY_TOO_LONG));
+        assert_eq!(check_key(b"k\xff"), Err(ErrorCode::KEY_NOT_UTF8));
+        assert_eq!(check_key_bound(b""), Ok(()));
+        assert_eq!(check_key_bound(&[b'k'; KEY_LEN_MAX + 1]), Err(ErrorCode::KEY_TOO_LONG));
+        assert_eq!(check_value(&[0xff; VALUE_LEN_MAX]), Ok(()));
+        assert_eq!(check_value(&[0; VALUE_LEN_MAX + 1]), Err(ErrorCode::VALUE_TOO_LARGE));
+        assert_eq!(check_label(b""), Ok(""));
+        assert!(check_label(&[b'l'; LABEL_LEN_MAX]).is_ok());
+        assert_eq!(check_label(&[b'l'; LABEL_LEN_MAX + 1]), Err(ErrorCode::LABEL_TOO_LONG));
+        assert_eq!(check_label(b"\xc3"), Err(ErrorCode::LABEL_TOO_LONG));
+        assert!(check_reason(&[b'r'; REASON_LEN_MAX]).is_ok());
+        assert_eq!(check_reason(&[b'r'; REASON_LEN_MAX + 1]), Err(ErrorCode::LABEL_TOO_LONG));
+    }
+
+    #[test]
+    fn absurd_numbers_are_out_of_range_and_never_cut_to_size() {
+        for ttl_ms in [0, 999, 600_001, 1 << 32, (1 << 32) + 5_000, 5_000_000_000, u64::MAX] {
+            assert_eq!(check_ttl_ms(ttl_ms), Err(ErrorCode::TTL_OUT_OF_RANGE), "{ttl_ms}");
+        }
+        assert_eq!(check_ttl_ms(1_000), Ok(1_000));
+        assert_eq!(check_ttl_ms(600_000), Ok(600_000));
+        assert_eq!(check_mode(Mode::EXCLUSIVE), Ok(()));
+        assert_eq!(check_mode(Mode(1)), Err(ErrorCode::UNSUPPORTED_MODE));
+        assert_eq!(check_shards(0), Err(ErrorCode::WRONG_SHARD));
+        assert_eq!(check_shards(SHARDS_MAX), Ok(()));
+        assert_eq!(check_shards(SHARDS_MAX + 1), Err(ErrorCode::WRONG_SHARD));
+        let shard = shard_of(b"k", 5);
+        assert_eq!(check_shard(shard, b"k", 5), Ok(()));
+        assert_eq!(check_shard(ShardId((shard.0 + 1) % 5), b"k", 5), Err(ErrorCode::WRONG_SHARD));
+        assert_eq!(check_shard(ShardId(5), b"k", 5), Err(ErrorCode::WRONG_SHARD));
+    }
+}

@@ -1,0 +1,331 @@
+//! One example of every message, shared by the tests of this folder: each request and reply kind,
+//! each command and each outcome, with every optional part both present and absent.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+
+use leasehold_protocol::command::{Caller, Command, OwnLease};
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::frame::{MAGIC, VERSION_MAX, VERSION_MIN};
+use leasehold_protocol::ids::{
+    ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, Revision, Secret, ShardId, Token,
+};
+use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::reply::{
+    ErrorReply, HeldKey, Holder, HoldsReply, KeyInfo, KeysReply, LeaderHint, NodeAddress,
+    NodeStatus, OutcomeReply, RenewReply, RenewResult, Reply, Role, ServerHello, SessionInfo,
+    SessionsReply, ShardStatus, StatusReply, Waiter,
+};
+use leasehold_protocol::request::{
+    ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest, ListRequest, RenewItem,
+    RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
+};
+
+/// The cluster of all examples.
+pub(crate) const CLUSTER: ClusterId = ClusterId(*b"example-cluster!");
+const SECRET: Secret = Secret([0x5e; 16]);
+const TOKEN: Token = Token(0x0102_0304_0506_0708);
+const REVISION: Revision = Revision(0x1112_1314);
+
+pub(crate) fn caller() -> Caller {
+    Caller {
+        lease: LeaseId(7),
+        secret: SECRET,
+        number: Number(40),
+        floor: Number(36),
+        acks: vec![Number(31), Number(34)],
+    }
+}
+
+pub(crate) fn acquire() -> Request {
+    command(Command::Acquire {
+        caller: Caller { acks: vec![], ..caller() },
+        key: b"jobs/nightly".to_vec(),
+        mode: Mode::EXCLUSIVE,
+        own: None,
+        value: b"worker-3".to_vec(),
+        wait_ms: 10_000,
+    })
+}
+
+fn command(command: Command) -> Request {
+    Request::Command(CommandRequest { shard: ShardId(3), timeout_ms: 5_000, command })
+}
+
+pub(crate) fn client_hello() -> ClientHello {
+    ClientHello {
+        magic: MAGIC,
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
+        cluster: CLUSTER,
+        features: 0,
+        auth: b"proof".to_vec(),
+    }
+}
+
+fn commands() -> Vec<(&'static str, Request)> {
+    let key = b"jobs/nightly".to_vec();
+    vec![
+        (
+            "open",
+            command(Command::Open { ttl_ms: 15_000, secret: SECRET, label: b"host-1/42".to_vec() }),
+        ),
+        ("acquire", acquire()),
+        (
+            "acquire-own",
+            command(Command::Acquire {
+                caller: caller(),
+                key: key.clone(),
+                mode: Mode::EXCLUSIVE,
+                own: Some(OwnLease { ttl_ms: 30_000, secret: SECRET }),
+                value: vec![],
+                wait_ms: u32::MAX,
+            }),
+        ),
+        ("cancel", command(Command::Cancel { caller: caller(), release_if_granted: true })),
+        ("release", command(Command::Release { caller: caller(), key: key.clone(), token: TOKEN })),
+        (
+            "release-own",
+            command(Command::ReleaseOwn {
+                lease: LeaseId(8),
+                secret: SECRET,
+                key: key.clone(),
+                token: TOKEN,
+            }),
+        ),
+        ("close", command(Command::Close { lease: LeaseId(7), secret: SECRET })),
+        (
+            "force-release",
+            command(Command::ForceRelease {
+                key: key.clone(),
+                token: TOKEN,
+                who: b"operator".to_vec(),
+                why: b"host-1 is gone".to_vec(),
+                now: false,
+            }),
+        ),
+        ("begin", command(Command::Begin { token_base: TOKEN })),
+        ("expire", command(Command::Expire { lease: LeaseId(7) })),
+        ("end-forced", command(Command::EndForced { key, token: TOKEN })),
+        ("time-out", command(Command::TimeOut { lease: LeaseId(7), number: Number(40) })),
+    ]
+}
+
+/// Every request, by the name of its golden file.
+pub(crate) fn requests() -> Vec<(&'static str, Request)> {
+    let (shard, timeout_ms) = (ShardId(3), 5_000);
+    let freshness = Freshness::Linearizable;
+    let item = RenewItem { lease: LeaseId(7), secret: SECRET, version: HoldSetVersion(2) };
+    let mut all = vec![
+        ("hello", Request::Hello(client_hello())),
+        ("renew", Request::Renew(RenewRequest { shard, timeout_ms, items: vec![item, item] })),
+        ("get", Request::Get(GetRequest { key: b"jobs/nightly".to_vec(), freshness, timeout_ms })),
+        (
+            "list",
+            Request::List(ListRequest {
+                shard,
+                prefix: b"jobs/".to_vec(),
+                after: b"jobs/a".to_vec(),
+                limit: 100,
+                freshness: Freshness::Stale,
+                timeout_ms,
+            }),
+        ),
+        (
+            "sessions",
+            Request::Sessions(SessionsRequest { shard, after: LeaseId(6), limit: 256, timeout_ms }),
+        ),
+        (
+            "holds",
+            Request::Holds(HoldsRequest { shard, lease: LeaseId(7), secret: SECRET, timeout_ms }),
+        ),
+        ("status", Request::Status(StatusRequest { timeout_ms })),
+        ("transfer", Request::Transfer(TransferRequest { shard, to: NodeId(2), timeout_ms })),
+        ("ping", Request::Ping),
+    ];
+    all.extend(commands());
+    all
+}
+
+pub(crate) fn server_hello() -> ServerHello {
+    ServerHello {
+        version: VERSION_MAX,
+        cluster: CLUSTER,
+        node: NodeId(1),
+        shards: 4,
+        key_hash: leasehold_protocol::shard::KEY_HASH_CRC32C,
+        features: 0,
+        nodes: vec![
+            NodeAddress { node: NodeId(1), client_addr: "10.0.0.1:7400".into() },
+            NodeAddress { node: NodeId(2), client_addr: "n2:7400".into() },
+        ],
+        leaders: vec![LeaderHint { shard: ShardId(3), leader: NodeId(2) }],
+        server_version: "0.1.0".into(),
+    }
+}
+
+pub(crate) fn outcome(outcome: Outcome) -> Reply {
+    Reply::Outcome(OutcomeReply { outcome, leader: NodeId(2) })
+}
+
+pub(crate) fn granted() -> Reply {
+    outcome(Outcome::Granted(Grant {
+        lease: LeaseId(7),
+        token: TOKEN,
+        revision: REVISION,
+        version_before: HoldSetVersion(2),
+        version_after: HoldSetVersion(3),
+    }))
+}
+
+pub(crate) fn queued() -> Reply {
+    outcome(Outcome::Queued { position: 5, revision: REVISION })
+}
+
+fn outcomes() -> Vec<(&'static str, Reply)> {
+    let (token, revision) = (TOKEN, REVISION);
+    let code = ErrorCode::NOT_OWNER;
+    vec![
+        ("opened", outcome(Outcome::Opened { lease: LeaseId(7), revision })),
+        ("granted", granted()),
+        ("queued", queued()),
+        ("cancelled", outcome(Outcome::Cancelled { revision })),
+        ("timed-out", outcome(Outcome::TimedOut { revision })),
+        ("released", outcome(Outcome::Released { token, revision })),
+        ("closed", outcome(Outcome::Closed { revision })),
+        ("forced", outcome(Outcome::Forced { token, passed_on: true, revision })),
+        ("begun", outcome(Outcome::Begun { revision })),
+        ("refused", outcome(Outcome::Refused { code, token, revision })),
+    ]
+}
+
+fn keys_reply() -> KeysReply {
+    let holder = Holder {
+        lease: LeaseId(7),
+        token: TOKEN,
+        mode: Mode::EXCLUSIVE,
+        label: "host-1/42".into(),
+        value: b"worker-3".to_vec(),
+        since_ms: 1_764_000_000_000,
+        remaining_ms: Some(9_500),
+        number: Number(40),
+        own_lease: false,
+        forced: true,
+    };
+    let waiter = Waiter {
+        lease: LeaseId(9),
+        number: Number(1),
+        mode: Mode::EXCLUSIVE,
+        position: 0,
+        label: "host-2/17".into(),
+    };
+    let vacant =
+        KeyInfo { key: "jobs/é".into(), holders: vec![], waiters: vec![], waiters_total: 0 };
+    let held = KeyInfo {
+        key: "jobs/nightly".into(),
+        holders: vec![holder.clone(), Holder { remaining_ms: None, ..holder }],
+        waiters: vec![waiter],
+        waiters_total: 12,
+    };
+    KeysReply {
+        shard: ShardId(3),
+        revision: REVISION,
+        stale: false,
+        keys: vec![held, vacant],
+        more: true,
+    }
+}
+
+fn sessions_reply() -> SessionsReply {
+    let session = SessionInfo {
+        lease: LeaseId(7),
+        label: "host-1/42".into(),
+        ttl_ms: 15_000,
+        remaining_ms: Some(9_500),
+        holds: 2,
+        waits: 1,
+        own_lease: false,
+    };
+    SessionsReply { revision: REVISION, sessions: vec![session], more: false }
+}
+
+fn holds_reply() -> HoldsReply {
+    let held =
+        HeldKey { key: b"jobs/nightly".to_vec(), token: TOKEN, number: Number(40), forced: false };
+    HoldsReply {
+        revision: REVISION,
+        version: HoldSetVersion(3),
+        holds: vec![held],
+        waits: vec![Number(43), Number(46)],
+    }
+}
+
+fn status_reply() -> StatusReply {
+    let shard = |role| ShardStatus {
+        shard: ShardId(3),
+        role,
+        term: 5,
+        leader: NodeId(2),
+        last_index: 100,
+        applied_index: 99,
+        applied_revision: REVISION,
+        digest: 0xfeed_f00d_dead_beef,
+        snapshot_index: 64,
+    };
+    let node = |node, reachable, shards| NodeStatus {
+        node,
+        client_addr: "10.0.0.1:7400".into(),
+        reachable,
+        version: "0.1.0".into(),
+        shards,
+    };
+    StatusReply {
+        cluster: CLUSTER,
+        shards: 4,
+        nodes: vec![
+            node(NodeId(1), true, vec![shard(Role::Leader), shard(Role::Follower)]),
+            node(
+                NodeId(2),
+                true,
+                vec![shard(Role::Candidate), shard(Role::Learner), shard(Role::Outside)],
+            ),
+            node(NodeId(3), false, vec![]),
+        ],
+    }
+}
+
+pub(crate) fn error_reply() -> ErrorReply {
+    ErrorReply {
+        leader: NodeId(2),
+        retry_after_ms: 50,
+        ..ErrorReply::new(ErrorCode::TTL_OUT_OF_RANGE, "ttl_ms 5 is not in 1000..=600000")
+    }
+}
+
+/// Every reply, by the name of its golden file.
+pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
+    let renewed = |error| RenewResult {
+        lease: LeaseId(7),
+        error,
+        ttl_ms: 15_000,
+        version: HoldSetVersion(3),
+    };
+    let mut all = vec![
+        ("server-hello", Reply::Hello(server_hello())),
+        (
+            "renewed",
+            Reply::Renewed(RenewReply {
+                results: vec![renewed(None), renewed(Some(ErrorCode::LEASE_DEAD))],
+                leader: NodeId(0),
+            }),
+        ),
+        ("keys", Reply::Keys(keys_reply())),
+        ("sessions-reply", Reply::Sessions(sessions_reply())),
+        ("holds-reply", Reply::Holds(holds_reply())),
+        ("status-reply", Reply::Status(status_reply())),
+        ("transferred", Reply::Transferred),
+        ("pong", Reply::Pong),
+        ("error", Reply::Error(error_reply())),
+    ];
+    all.extend(outcomes());
+    all
+}

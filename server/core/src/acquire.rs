@@ -1,0 +1,225 @@
+//! Acquire and cancel.
+
+use leasehold_protocol::command::{Caller, OwnLease};
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::{EndReason, EventKind};
+use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Token};
+use leasehold_protocol::limits::QUEUE_LEN_MAX;
+use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::shard::{check_key, check_mode, check_ttl_ms, check_value};
+
+use crate::blob::{Blob, Key, KeyRef};
+use crate::digest;
+use crate::memory::{Answer, Kind};
+use crate::retry::{Ticket, check_acks, print_of_acquire, print_of_cancel};
+use crate::state::{CLAIMS_MAX, State, Step, TOKEN_MAX};
+use crate::table::{Claim, KeyState, Waiter};
+
+/// What an acquire asks for.
+pub(crate) struct Request<'a> {
+    pub(crate) key: &'a [u8],
+    pub(crate) mode: Mode,
+    pub(crate) own: &'a Option<OwnLease>,
+    pub(crate) value: &'a [u8],
+}
+
+/// What an admitted acquire gets.
+enum Verdict {
+    Grant,
+    Queue,
+    /// Refused for good.
+    Refuse(ErrorCode, Token),
+    /// Refused for now: not remembered, so that the same number may be sent again.
+    Busy(ErrorCode),
+}
+
+fn check(request: &Request<'_>, caller: &Caller) -> Result<(), ErrorCode> {
+    check_acks(caller)?;
+    check_key(request.key)?;
+    check_value(request.value)?;
+    check_mode(request.mode)?;
+    if let Some(own) = request.own {
+        check_ttl_ms(own.ttl_ms.into())?;
+    }
+    Ok(())
+}
+
+impl State {
+    pub(crate) fn acquire(
+        &mut self,
+        step: &mut Step<'_>,
+        caller: &Caller,
+        request: &Request<'_>,
+        wait_ms: u32,
+    ) -> Outcome {
+        if let Err(code) = check(request, caller) {
+            return self.refusal(code, Token(0));
+        }
+        let print = print_of_acquire(request, wait_ms);
+        let ticket = match self.admit(step, caller, Kind::Acquire, print) {
+            Ok(ticket) => ticket,
+            Err(outcome) => return outcome,
+        };
+        let key = KeyRef::new(request.key);
+        match self.judge(ticket.lease, key, request, wait_ms) {
+            Verdict::Busy(code) => self.refusal(code, Token(0)),
+            Verdict::Refuse(code, token) => self.remember_refusal(step, ticket, code, token),
+            Verdict::Grant => {
+                self.raise(step);
+                let key = self.shared_key(key);
+                let waiter = waiter(ticket, request, wait_ms);
+                let grant = self.grant(step, &key, waiter);
+                self.remember(step, ticket, Outcome::Granted(grant))
+            }
+            Verdict::Queue => {
+                let key = self.shared_key(key);
+                self.enqueue(step, ticket, &key, waiter(ticket, request, wait_ms))
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        caller: LeaseId,
+        key: KeyRef<'_>,
+        request: &Request<'_>,
+        wait_ms: u32,
+    ) -> Verdict {
+        let key = self.keys.get(&key);
+        if let Some(hold) = key.and_then(|key| key.holds.get(&caller)) {
+            return Verdict::Refuse(ErrorCode::ALREADY_HELD, hold.token);
+        }
+        if key.is_some_and(|key| key.places.get(&caller).is_some()) {
+            return Verdict::Refuse(ErrorCode::ALREADY_QUEUED, Token(0));
+        }
+        if self.last_token >= TOKEN_MAX {
+            return Verdict::Refuse(ErrorCode::TOKENS_EXHAUSTED, Token(0));
+        }
+        let free = key.is_none_or(|key| key.queue.is_empty() && key.admits(request.mode));
+        if !free && wait_ms == 0 {
+            let token = key.map_or(Token(0), KeyState::present_token);
+            return Verdict::Refuse(ErrorCode::HELD, token);
+        }
+        if self.claims >= CLAIMS_MAX {
+            return Verdict::Busy(ErrorCode::BUSY);
+        }
+        if request.own.is_some() && !self.has_room_for_lease() {
+            return Verdict::Busy(ErrorCode::LEASES_FULL);
+        }
+        if free {
+            return Verdict::Grant;
+        }
+        if key.is_some_and(|key| key.queue.len() >= QUEUE_LEN_MAX) {
+            return Verdict::Busy(ErrorCode::QUEUE_FULL);
+        }
+        let lease = self.leases.get(&caller).expect("the caller was admitted");
+        if !lease.memory.has_room_to_wait() {
+            return Verdict::Busy(ErrorCode::WINDOW_FULL);
+        }
+        Verdict::Queue
+    }
+
+    /// The key's one shared copy, or a new one for a key that is not in the table yet.
+    fn shared_key(&self, key: KeyRef<'_>) -> Key {
+        self.keys.get_entry(&key).map_or_else(|| key.to_key(), |(key, _)| key.clone())
+    }
+
+    fn enqueue(
+        &mut self,
+        step: &mut Step<'_>,
+        ticket: Ticket,
+        key: &Key,
+        waiter: Waiter,
+    ) -> Outcome {
+        let revision = self.raise(step);
+        let event = EventKind::Queued {
+            key: key.to_vec(),
+            lease: ticket.lease,
+            number: ticket.number,
+            wait_ms: waiter.wait_ms,
+        };
+        self.own_waiters += usize::from(waiter.own.is_some());
+        self.claims += 1;
+        let entry = self.keys.get_mut(key).expect("a key with a waiter is in the table");
+        let position = entry.queue.len() as u32;
+        let place = entry.queue.last().map_or(0, |(place, _)| *place + 1);
+        self.sum.add(digest::waiter(key, place, &waiter));
+        entry.queue.insert(place, waiter);
+        entry.places.insert(ticket.lease, place);
+        let lease = self.leases.lease_mut(ticket.lease).expect("the caller was admitted");
+        lease.claims.insert(ticket.number.0, Claim::Wait(key.clone()));
+        lease.waits += 1;
+        self.remember_waiting(step, ticket);
+        self.emit(step, event);
+        Outcome::Queued { position, revision }
+    }
+
+    pub(crate) fn cancel(
+        &mut self,
+        step: &mut Step<'_>,
+        caller: &Caller,
+        release_if_granted: bool,
+    ) -> Outcome {
+        if let Err(code) = check_acks(caller) {
+            return self.refusal(code, Token(0));
+        }
+        let print = print_of_cancel(release_if_granted);
+        let ticket = match self.admit(step, caller, Kind::Cancel, print) {
+            Ok(ticket) => ticket,
+            Err(outcome) => return outcome,
+        };
+        let revision = self.raise(step);
+        let acquire = Number(ticket.number.0 - 1);
+        let lease = self.leases.get(&ticket.lease).expect("the caller was admitted");
+        let outcome = match lease.memory.get(acquire) {
+            None if acquire.0 > lease.memory.floor => {
+                self.forestall(step, ticket.lease, acquire);
+                Outcome::Cancelled { revision }
+            }
+            Some(record) if record.kind == Kind::Acquire => match record.answer {
+                Answer::Waiting => {
+                    let outcome = Outcome::Cancelled { revision };
+                    self.end_wait(step, ticket.lease, acquire, outcome);
+                    outcome
+                }
+                Answer::Done(Outcome::Granted(grant)) => {
+                    self.cancel_grant(step, acquire, grant, release_if_granted)
+                }
+                Answer::Done(outcome) => outcome,
+            },
+            _ => self.refusal(ErrorCode::NOT_QUEUED, Token(0)),
+        };
+        self.remember(step, ticket, outcome)
+    }
+
+    /// The cancel came after the grant. If the hold is over, nothing is left of the acquire.
+    fn cancel_grant(
+        &mut self,
+        step: &mut Step<'_>,
+        acquire: Number,
+        grant: Grant,
+        release: bool,
+    ) -> Outcome {
+        let claim = self.leases.get(&grant.lease).and_then(|lease| lease.claims.get(&acquire.0));
+        let Some(Claim::Hold(key)) = claim else {
+            return self.refusal(ErrorCode::NOT_QUEUED, Token(0));
+        };
+        if !release {
+            return Outcome::Granted(grant);
+        }
+        let key = key.clone();
+        self.end_hold(step, &key, grant.lease, EndReason::Released);
+        Outcome::Released { token: grant.token, revision: Revision(self.revision) }
+    }
+}
+
+fn waiter(ticket: Ticket, request: &Request<'_>, wait_ms: u32) -> Waiter {
+    Waiter {
+        lease: ticket.lease,
+        number: ticket.number,
+        mode: request.mode,
+        own: *request.own,
+        value: Blob::new(request.value),
+        wait_ms,
+    }
+}

@@ -1,0 +1,150 @@
+//! What of the state enters its digest: one hash per item, summed.
+//!
+//! Left out are indexes that follow from the items (a lease's claims, a key's places, the table of
+//! forced holds, counters), which `invariants::check` compares instead.
+
+use leasehold_protocol::ids::LeaseId;
+use leasehold_protocol::outcome::{Grant, Outcome};
+
+use crate::hash::{Mix, Sum};
+use crate::memory::{Answer, Kind, Record};
+use crate::state::State;
+use crate::table::{Hold, Lease, Waiter};
+
+const STATE: u64 = 1;
+const LEASE: u64 = 2;
+const RECORD: u64 = 3;
+const LATE_RECORD: u64 = 4;
+const HOLD: u64 = 5;
+const WAITER: u64 = 6;
+
+pub(crate) fn whole(state: &State, items: Sum) -> u64 {
+    Mix::new(STATE)
+        .word(state.shard.0.into())
+        .word(state.revision)
+        .word(state.begun.into())
+        .word(state.last_token)
+        .word(state.last_lease)
+        .word(items.0)
+        .done()
+}
+
+/// The sum over all items, computed from scratch.
+pub(crate) fn recompute(state: &State) -> Sum {
+    let mut sum = Sum::default();
+    for (id, item) in state.leases.iter() {
+        sum.add(lease(item));
+        for (number, item) in item.memory.records.iter() {
+            sum.add(record(*id, *number, item));
+        }
+        for (number, item) in item.memory.late.iter() {
+            sum.add(late_record(*id, *number, item));
+        }
+    }
+    for (key, item) in state.keys.iter() {
+        for (lease, item) in item.holds.iter() {
+            sum.add(hold(key, *lease, item));
+        }
+        for (place, item) in item.queue.iter() {
+            sum.add(waiter(key, *place, item));
+        }
+    }
+    sum
+}
+
+fn secret(mix: Mix, secret: &leasehold_protocol::ids::Secret) -> Mix {
+    let whole = u128::from_le_bytes(secret.0);
+    mix.word(whole as u64).word((whole >> 64) as u64)
+}
+
+/// The part of a lease's hash that never changes; kept in `Lease::base`.
+pub(crate) fn lease_base(id: LeaseId, lease: &Lease) -> u64 {
+    secret(Mix::new(LEASE), &lease.secret)
+        .word(id.0)
+        .word(u64::from(lease.ttl_ms) << 1 | u64::from(lease.own))
+        .bytes(lease.label.as_slice())
+        .done()
+}
+
+pub(crate) fn lease(lease: &Lease) -> u64 {
+    Mix::new(lease.base).word(lease.version).word(lease.memory.floor).done()
+}
+
+pub(crate) fn record(lease: LeaseId, number: u64, record: &Record) -> u64 {
+    remembered(Mix::new(RECORD), lease, number, record)
+}
+
+pub(crate) fn late_record(lease: LeaseId, number: u64, record: &Record) -> u64 {
+    remembered(Mix::new(LATE_RECORD), lease, number, record)
+}
+
+fn remembered(mix: Mix, lease: LeaseId, number: u64, record: &Record) -> u64 {
+    let kind = match record.kind {
+        Kind::Acquire => 1,
+        Kind::Forestalled => 2,
+        Kind::Cancel => 3,
+        Kind::Release => 4,
+    };
+    let mix = mix.word(lease.0).word(number).word(record.print);
+    let mix = mix.word(kind << 1 | u64::from(record.keep));
+    match &record.answer {
+        Answer::Waiting => mix.word(0).done(),
+        Answer::Done(done) => outcome(mix, done).done(),
+    }
+}
+
+fn outcome(mix: Mix, outcome: &Outcome) -> Mix {
+    match *outcome {
+        Outcome::Opened { lease, revision } => mix.word(1).word(lease.0).word(revision.0),
+        Outcome::Granted(Grant { lease, token, revision, version_before, version_after }) => mix
+            .word(2)
+            .word(lease.0)
+            .word(token.0)
+            .word(revision.0)
+            .word(version_before.0)
+            .word(version_after.0),
+        Outcome::Queued { position, revision } => {
+            mix.word(3).word(position.into()).word(revision.0)
+        }
+        Outcome::Cancelled { revision } => mix.word(4).word(revision.0),
+        Outcome::TimedOut { revision } => mix.word(5).word(revision.0),
+        Outcome::Released { token, revision } => mix.word(6).word(token.0).word(revision.0),
+        Outcome::Closed { revision } => mix.word(7).word(revision.0),
+        Outcome::Forced { token, passed_on, revision } => {
+            mix.word(8).word(token.0).word(passed_on.into()).word(revision.0)
+        }
+        Outcome::Begun { revision } => mix.word(9).word(revision.0),
+        Outcome::Refused { code, token, revision } => {
+            mix.word(10).word(code.0.into()).word(token.0).word(revision.0)
+        }
+    }
+}
+
+pub(crate) fn hold(key: &[u8], lease: LeaseId, hold: &Hold) -> u64 {
+    let mix = Mix::new(HOLD)
+        .bytes(key)
+        .word(lease.0)
+        .word(hold.token.0)
+        .word(hold.mode.0.into())
+        .word(hold.number.0)
+        .word(hold.since_ms)
+        .bytes(hold.value.as_slice());
+    match &hold.forced {
+        None => mix.done(),
+        Some(forced) => mix.bytes(forced.who.as_slice()).bytes(forced.why.as_slice()).done(),
+    }
+}
+
+pub(crate) fn waiter(key: &[u8], place: u64, waiter: &Waiter) -> u64 {
+    let mix = Mix::new(WAITER)
+        .bytes(key)
+        .word(place)
+        .word(waiter.lease.0)
+        .word(waiter.number.0)
+        .word(u64::from(waiter.mode.0) << 32 | u64::from(waiter.wait_ms))
+        .bytes(waiter.value.as_slice());
+    match &waiter.own {
+        None => mix.done(),
+        Some(own) => secret(mix, &own.secret).word(own.ttl_ms.into()).done(),
+    }
+}

@@ -1,0 +1,208 @@
+//! The queue at work: granting, ending holds and waits, and passing keys on.
+//!
+//! Every function here that takes a hold or a waiter away is followed by `hand_over` of its key in
+//! the same step, so that a key's queue never has a satisfiable head between two commands. The
+//! order of a step's events is: what ended, then what was granted because of it.
+
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::{EndReason, EventKind};
+use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Token};
+use leasehold_protocol::outcome::{Grant, Outcome};
+
+use crate::blob::Key;
+use crate::digest;
+use crate::state::{State, Step, TOKEN_MAX};
+use crate::table::{Claim, Hold, KeyState, Lease, Waiter};
+
+impl State {
+    /// Makes an acquire a hold. The key admits it; it is in no queue (any more).
+    pub(crate) fn grant(&mut self, step: &mut Step<'_>, key: &Key, acquire: Waiter) -> Grant {
+        let revision = self.raise(step);
+        assert!(self.last_token < TOKEN_MAX, "the caller checked the counter");
+        self.last_token += 1;
+        let token = Token(self.last_token);
+        let Waiter { lease: session, number, mode, own, value, .. } = acquire;
+
+        let (before, label) = self.edit_lease(session, |lease, _| {
+            lease.version += 1;
+            if own.is_none() {
+                lease.claims.insert(number.0, Claim::Hold(key.clone()));
+            }
+            (lease.version - 1, lease.label.clone())
+        });
+        let holder = match own {
+            None => session,
+            Some(own) => {
+                let mut lease = Lease::new(own.ttl_ms, own.secret, label, true);
+                lease.version = 1;
+                lease.claims.insert(number.0, Claim::Hold(key.clone()));
+                self.mint(step, lease)
+            }
+        };
+        let hold = Hold { token, mode, number, value, since_ms: step.wall_ms, forced: None };
+        self.sum.add(digest::hold(key, holder, &hold));
+        self.claims += 1;
+        if let Some(entry) = self.keys.get_mut(key) {
+            assert!(entry.admits(mode), "incompatible holds never meet (G1)");
+            entry.holds.insert(holder, hold);
+        } else {
+            let mut entry = KeyState::default();
+            entry.holds.insert(holder, hold);
+            self.keys.insert(key.clone(), entry);
+            self.names.insert(key.name().clone(), ());
+        }
+        self.emit(step, EventKind::Granted { key: key.to_vec(), lease: holder, mode, token });
+        Grant {
+            lease: holder,
+            token,
+            revision,
+            version_before: HoldSetVersion(before),
+            version_after: HoldSetVersion(before + 1),
+        }
+    }
+
+    /// Grants the longest satisfiable prefix of the key's queue, or forgets the key if nobody
+    /// holds it and nobody waits (G4).
+    pub(crate) fn hand_over(&mut self, step: &mut Step<'_>, key: &Key) {
+        loop {
+            let Some(entry) = self.keys.get(key) else { return };
+            if entry.is_vacant() {
+                self.keys.remove(key);
+                self.names.remove(key.name());
+                self.emit(step, EventKind::Vacant { key: key.to_vec() });
+                return;
+            }
+            let Some((_, head)) = entry.queue.first() else { return };
+            if !entry.admits(head.mode) {
+                return;
+            }
+            let (lease, number) = (head.lease, head.number);
+            let waiter = self.take_waiter(key, lease);
+            self.forget_wait(lease, number);
+            let outcome = if self.last_token < TOKEN_MAX {
+                Outcome::Granted(self.grant(step, key, waiter))
+            } else {
+                self.refusal(ErrorCode::TOKENS_EXHAUSTED, Token(0))
+            };
+            self.settle_wait(step, key, lease, number, outcome);
+        }
+    }
+
+    /// Ends a live lease's wait and passes the key on if that lets anybody in.
+    pub(crate) fn end_wait(
+        &mut self,
+        step: &mut Step<'_>,
+        lease: LeaseId,
+        number: Number,
+        outcome: Outcome,
+    ) {
+        let key = self.forget_wait(lease, number);
+        self.take_waiter(&key, lease);
+        self.settle_wait(step, &key, lease, number, outcome);
+        self.hand_over(step, &key);
+    }
+
+    /// Ends a live lease's hold and passes the key on. An own lease ends with its hold.
+    pub(crate) fn end_hold(
+        &mut self,
+        step: &mut Step<'_>,
+        key: &Key,
+        holder: LeaseId,
+        reason: EndReason,
+    ) -> Hold {
+        let hold = self.take_hold(step, key, holder, reason.clone());
+        let lease = self.leases.lease_mut(holder).expect("a holder is live");
+        let claim = lease.claims.remove(&hold.number.0);
+        assert!(matches!(claim, Some(Claim::Hold(_))), "a lease knows its holds");
+        if lease.own {
+            self.forget_lease(holder);
+            self.emit(step, EventKind::LeaseEnded { lease: holder, reason });
+        }
+        self.hand_over(step, key);
+        hold
+    }
+
+    /// Takes a hold out of its key.
+    pub(crate) fn take_hold(
+        &mut self,
+        step: &mut Step<'_>,
+        key: &Key,
+        holder: LeaseId,
+        reason: EndReason,
+    ) -> Hold {
+        self.raise(step);
+        let entry = self.keys.get_mut(key).expect("a held key is in the table");
+        let hold = entry.holds.remove(&holder).expect("the caller knows the hold");
+        self.sum.sub(digest::hold(key, holder, &hold));
+        self.claims -= 1;
+        if hold.forced.is_some() {
+            self.forced.remove(&hold.token.0);
+        }
+        let token = hold.token;
+        self.emit(step, EventKind::Ended { key: key.to_vec(), lease: holder, token, reason });
+        hold
+    }
+
+    /// Takes a waiter out of its key's queue.
+    pub(crate) fn take_waiter(&mut self, key: &Key, lease: LeaseId) -> Waiter {
+        let entry = self.keys.get_mut(key).expect("a key with a waiter is in the table");
+        let place = entry.places.remove(&lease).expect("a waiting lease has a place");
+        let waiter = entry.queue.remove(&place).expect("a place has a waiter");
+        self.sum.sub(digest::waiter(key, place, &waiter));
+        self.own_waiters -= usize::from(waiter.own.is_some());
+        self.claims -= 1;
+        waiter
+    }
+
+    /// Takes a wait out of its live lease's claims.
+    fn forget_wait(&mut self, lease: LeaseId, number: Number) -> Key {
+        let lease = self.leases.lease_mut(lease).expect("a waiter's lease is live");
+        lease.waits -= 1;
+        match lease.claims.remove(&number.0) {
+            Some(Claim::Wait(key)) => key,
+            _ => unreachable!("a lease knows its waits"),
+        }
+    }
+
+    fn settle_wait(
+        &mut self,
+        step: &mut Step<'_>,
+        key: &Key,
+        lease: LeaseId,
+        number: Number,
+        outcome: Outcome,
+    ) {
+        let (memory, sum) = self.memory_of(lease);
+        memory.settle(lease, number, outcome, sum);
+        self.emit_wait_ended(step, key, lease, number, outcome);
+    }
+
+    pub(crate) fn emit_wait_ended(
+        &self,
+        step: &mut Step<'_>,
+        key: &Key,
+        lease: LeaseId,
+        number: Number,
+        outcome: Outcome,
+    ) {
+        self.emit(step, EventKind::WaitEnded { key: key.to_vec(), lease, number, outcome });
+    }
+
+    pub(crate) fn time_out(
+        &mut self,
+        step: &mut Step<'_>,
+        lease: LeaseId,
+        number: Number,
+    ) -> Outcome {
+        let Some(found) = self.leases.get(&lease) else {
+            return self.refusal(ErrorCode::LEASE_DEAD, Token(0));
+        };
+        if !matches!(found.claims.get(&number.0), Some(Claim::Wait(_))) {
+            return self.refusal(ErrorCode::NOT_QUEUED, Token(0));
+        }
+        let revision: Revision = self.raise(step);
+        let outcome = Outcome::TimedOut { revision };
+        self.end_wait(step, lease, number, outcome);
+        outcome
+    }
+}

@@ -1,0 +1,98 @@
+//! What a snapshot is made of.
+
+use alloc::vec::Vec;
+
+use leasehold_protocol::command::OwnLease;
+use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, ShardId, Token};
+use leasehold_protocol::outcome::Outcome;
+use rkyv::{Archive, Deserialize, Serialize};
+
+/// In this order: header; each lease followed by its records, ascending; each key's holds and
+/// waiters, ascending; end.
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) enum Item {
+    Header(Header),
+    Lease(LeaseItem),
+    Record(RecordItem),
+    Hold(HoldItem),
+    Waiter(WaiterItem),
+    End(End),
+}
+
+#[derive(Archive, Serialize, Deserialize, Clone, Copy)]
+pub(super) struct Header {
+    pub(super) shard: ShardId,
+    pub(super) revision: u64,
+    pub(super) begun: bool,
+    pub(super) last_token: u64,
+    pub(super) last_lease: u64,
+    pub(super) digest: u64,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct LeaseItem {
+    pub(super) lease: LeaseId,
+    pub(super) ttl_ms: u32,
+    pub(super) secret: Secret,
+    pub(super) label: Vec<u8>,
+    pub(super) own: bool,
+    pub(super) version: u64,
+    pub(super) floor: u64,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct RecordItem {
+    /// The lease whose record it is: the last lease item's.
+    pub(super) lease: LeaseId,
+    pub(super) number: Number,
+    pub(super) late: bool,
+    pub(super) kind: ItemKind,
+    pub(super) print: u64,
+    pub(super) keep: bool,
+    /// `None`: waiting.
+    pub(super) outcome: Option<Outcome>,
+}
+
+#[derive(Archive, Serialize, Deserialize, Clone, Copy)]
+pub(super) enum ItemKind {
+    Acquire,
+    Forestalled,
+    Cancel,
+    Release,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct HoldItem {
+    pub(super) key: Vec<u8>,
+    pub(super) lease: LeaseId,
+    pub(super) token: Token,
+    pub(super) mode: Mode,
+    pub(super) number: Number,
+    pub(super) value: Vec<u8>,
+    pub(super) since_ms: u64,
+    pub(super) forced: Option<ForcedItem>,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct ForcedItem {
+    pub(super) who: Vec<u8>,
+    pub(super) why: Vec<u8>,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct WaiterItem {
+    pub(super) key: Vec<u8>,
+    pub(super) place: u64,
+    pub(super) lease: LeaseId,
+    pub(super) number: Number,
+    pub(super) mode: Mode,
+    pub(super) own: Option<OwnLease>,
+    pub(super) value: Vec<u8>,
+    pub(super) wait_ms: u32,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct End {
+    /// Items before this one.
+    pub(super) items: u64,
+}

@@ -1,0 +1,253 @@
+//! Reading the state: for listings, renewals, and a new leader's take-over.
+//!
+//! Nothing here changes anything. `remaining_ms` is always left `None`: deadlines are the leader's.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::ops::Bound;
+
+use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Secret, Token};
+use leasehold_protocol::limits::PAGE_LEN_MAX;
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::{HeldKey, Holder, HoldsReply, KeyInfo, SessionInfo};
+
+use crate::blob::KeyRef;
+use crate::lifecycle::same_secret;
+use crate::state::State;
+use crate::table::{Claim, KeyState, Lease};
+
+/// About how many bytes of keys, values and labels a page of `State::list` carries; it always
+/// has at least one key.
+pub const PAGE_BYTES_MAX: usize = 48 * 1024;
+
+/// A live lease.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseView<'a> {
+    state: &'a State,
+    id: LeaseId,
+    lease: &'a Lease,
+}
+
+impl<'a> LeaseView<'a> {
+    /// Time to live, in milliseconds.
+    pub fn ttl_ms(&self) -> u32 {
+        self.lease.ttl_ms
+    }
+
+    /// The version of its hold set.
+    pub fn version(&self) -> HoldSetVersion {
+        HoldSetVersion(self.lease.version)
+    }
+
+    /// Its label; an own lease has that of the session that acquired.
+    pub fn label(&self) -> &'a str {
+        text(self.lease.label.as_slice())
+    }
+
+    /// It was made for one hold, with which it ends.
+    pub fn own_lease(&self) -> bool {
+        self.lease.own
+    }
+
+    /// Compares in constant time.
+    pub fn secret_matches(&self, secret: &Secret) -> bool {
+        same_secret(&self.lease.secret, secret)
+    }
+
+    /// Its holds that an operator forced and that are not passed on yet, by token. They must not
+    /// be extended any more.
+    pub fn forced(&self) -> impl Iterator<Item = (&'a str, Token)> + use<'a> {
+        let id = self.id;
+        let all = self.state.forced_pending();
+        all.filter(move |(_, _, lease)| *lease == id).map(|(key, token, _)| (key, token))
+    }
+
+    /// Number of keys it holds.
+    pub fn holds(&self) -> usize {
+        self.lease.claims.len() - self.lease.waits
+    }
+
+    /// Number of keys it waits for.
+    pub fn waits(&self) -> usize {
+        self.lease.waits
+    }
+}
+
+impl State {
+    /// A live lease; `None` is a dead one.
+    pub fn lease(&self, id: LeaseId) -> Option<LeaseView<'_>> {
+        self.leases.get(&id).map(|lease| LeaseView { state: self, id, lease })
+    }
+
+    /// All live leases with their TTLs in milliseconds, in id order.
+    pub fn leases(&self) -> impl Iterator<Item = (LeaseId, u32)> {
+        self.leases_after(LeaseId(0))
+    }
+
+    /// The live leases above `after` with their TTLs in milliseconds, in id order: a walk over
+    /// all of them may stop and go on later.
+    pub fn leases_after(&self, after: LeaseId) -> impl Iterator<Item = (LeaseId, u32)> {
+        self.leases.iter_from(Bound::Excluded(&after)).map(|(id, lease)| (*id, lease.ttl_ms))
+    }
+
+    /// Number of live leases.
+    pub fn leases_len(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Number of keys that are held or waited for.
+    pub fn keys_len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// All queued acquires with their wait limits in milliseconds, in a fixed order, that of the
+    /// queue within a key.
+    pub fn waits(&self) -> impl Iterator<Item = (LeaseId, Number, u32)> {
+        let queues = self.keys.iter().flat_map(|(_, key)| key.queue.iter());
+        queues.map(|(_, waiter)| (waiter.lease, waiter.number, waiter.wait_ms))
+    }
+
+    /// All holds that an operator forced and that are not passed on yet: key, token, and the
+    /// lease that holds.
+    pub fn forced_pending(&self) -> impl Iterator<Item = (&str, Token, LeaseId)> {
+        self.forced.iter().map(|(token, (key, lease))| (text(key), Token(*token), *lease))
+    }
+
+    /// One key, also if nobody holds it or waits.
+    pub fn key_info(&self, key: &[u8]) -> KeyInfo {
+        match self.keys.get(&KeyRef::new(key)) {
+            Some(entry) => self.describe(key, entry),
+            None => KeyInfo {
+                key: String::from_utf8_lossy(key).into_owned(),
+                holders: Vec::new(),
+                waiters: Vec::new(),
+                waiters_total: 0,
+            },
+        }
+    }
+
+    /// A page of the keys that are held or waited for, in byte order: those that start with
+    /// `prefix` and are above `after`, at most `limit` and at most about `PAGE_BYTES_MAX`. The
+    /// flag says whether more follow.
+    pub fn list(&self, prefix: &[u8], after: &[u8], limit: usize) -> (Vec<KeyInfo>, bool) {
+        let from = if after >= prefix { Bound::Excluded(after) } else { Bound::Included(prefix) };
+        let mut page = Vec::new();
+        let mut bytes = 0;
+        for (name, ()) in self.names.iter_from(from) {
+            if !name.starts_with(prefix) {
+                break;
+            }
+            if page.len() >= limit {
+                return (page, true);
+            }
+            let info = self.key_info(name);
+            bytes += size_of(&info);
+            if bytes > PAGE_BYTES_MAX && !page.is_empty() {
+                return (page, true);
+            }
+            page.push(info);
+        }
+        (page, false)
+    }
+
+    fn describe(&self, key: &[u8], entry: &KeyState) -> KeyInfo {
+        let holders = entry.holds.iter().map(|(lease, hold)| {
+            let view = self.leases.get(lease);
+            Holder {
+                lease: *lease,
+                token: hold.token,
+                mode: hold.mode,
+                label: view.map(|lease| lease.label.text()).unwrap_or_default(),
+                value: hold.value.as_slice().to_vec(),
+                since_ms: hold.since_ms,
+                remaining_ms: None,
+                number: hold.number,
+                own_lease: view.is_some_and(|lease| lease.own),
+                forced: hold.forced.is_some(),
+            }
+        });
+        let first_waiters = entry.queue.iter().take(PAGE_LEN_MAX as usize).enumerate();
+        let waiters =
+            first_waiters.map(|(position, (_, waiter))| leasehold_protocol::reply::Waiter {
+                lease: waiter.lease,
+                number: waiter.number,
+                mode: waiter.mode,
+                position: position as u32,
+                label: self.label_of(waiter.lease),
+            });
+        KeyInfo {
+            key: String::from_utf8_lossy(key).into_owned(),
+            holders: holders.take(PAGE_LEN_MAX as usize).collect(),
+            waiters: waiters.collect(),
+            waiters_total: entry.queue.len() as u32,
+        }
+    }
+
+    fn label_of(&self, lease: LeaseId) -> String {
+        self.leases.get(&lease).map(|lease| lease.label.text()).unwrap_or_default()
+    }
+
+    /// A page of the live leases above `after`, at most `limit`, in id order. The flag says
+    /// whether more follow.
+    pub fn sessions(&self, after: LeaseId, limit: usize) -> (Vec<SessionInfo>, bool) {
+        let mut leases = self.leases.iter_from(Bound::Excluded(&after));
+        let page = leases.by_ref().take(limit).map(|(id, lease)| SessionInfo {
+            lease: *id,
+            label: lease.label.text(),
+            ttl_ms: lease.ttl_ms,
+            remaining_ms: None,
+            holds: (lease.claims.len() - lease.waits) as u32,
+            waits: lease.waits as u32,
+            own_lease: lease.own,
+        });
+        let page = page.collect();
+        (page, leases.next().is_some())
+    }
+
+    /// What a live lease holds and waits for, in the order of its acquires' numbers.
+    pub fn holds(&self, lease: LeaseId) -> Option<HoldsReply> {
+        let found = self.leases.get(&lease)?;
+        let mut reply = HoldsReply {
+            revision: Revision(self.revision),
+            version: HoldSetVersion(found.version),
+            holds: Vec::new(),
+            waits: Vec::new(),
+        };
+        for (number, claim) in found.claims.iter() {
+            let number = Number(*number);
+            match claim {
+                Claim::Wait(_) => reply.waits.push(number),
+                Claim::Hold(key) => {
+                    let hold = self.keys.get(key).and_then(|entry| entry.holds.get(&lease));
+                    let hold = hold.expect("a lease knows its holds");
+                    reply.holds.push(HeldKey {
+                        key: key.to_vec(),
+                        token: hold.token,
+                        number,
+                        forced: hold.forced.is_some(),
+                    });
+                }
+            }
+        }
+        Some(reply)
+    }
+
+    /// What a retry of that number would be answered now: `Queued` with its present position, or
+    /// its outcome. `None` if the lease is dead or the number is not remembered.
+    pub fn wait_result(&self, lease: LeaseId, number: Number) -> Option<Outcome> {
+        let record = self.leases.get(&lease)?.memory.get(number)?;
+        Some(self.present(lease, number, record))
+    }
+}
+
+/// Keys and labels are checked to be UTF-8 before they are kept.
+fn text(bytes: &[u8]) -> &str {
+    core::str::from_utf8(bytes).unwrap_or("\u{fffd}")
+}
+
+fn size_of(info: &KeyInfo) -> usize {
+    const FIXED: usize = 64;
+    let holders = info.holders.iter().map(|one| FIXED + one.label.len() + one.value.len());
+    let waiters = info.waiters.iter().map(|one| FIXED + one.label.len());
+    FIXED + info.key.len() + holders.sum::<usize>() + waiters.sum::<usize>()
+}

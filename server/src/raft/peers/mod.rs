@@ -1,0 +1,296 @@
+//! The connections between nodes: one `Peers` per core.
+//!
+//! Owns the address book, the connections this core makes (one per peer and class, made anew with
+//! back-off when they break) and the serving of those it accepted. Knows Raft only as "a group
+//! answers these kinds"; never decides anything about it. Before a peer is heard it proves the
+//! cluster secret (`handshake`); a peer whose data directory is not the one the cluster knows is
+//! refused on both sides, loudly.
+
+mod handshake;
+mod identity;
+mod lane;
+mod link;
+mod serve;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use futures_util::future::LocalBoxFuture;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId};
+use leasehold_protocol::peer::PeerIdentity;
+use openraft::AsyncRuntime;
+use rand::Rng;
+
+pub use handshake::HandshakeError;
+use handshake::Refusal;
+use identity::Connected;
+pub use identity::{Class, Identity, PeerInfo};
+use lane::Lane;
+pub(crate) use lane::SILENCE_MAX;
+pub(crate) use link::Answer;
+
+use crate::env::{Clock, Env, MonoTime};
+use crate::raft::message::RaftMessage;
+use crate::raft::rounds::Stamp;
+use crate::raft::types::Membership;
+
+/// Why a peer gave no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerError {
+    /// No address is known for the node.
+    #[error("no address is known for the node")]
+    UnknownNode,
+    /// Not sent: there is no connection, and none could be made just now.
+    #[error("no connection to the node: {0}")]
+    Unreachable(String),
+    /// Not sent: too much is queued on the connection or waits for an answer.
+    #[error("too much is queued for the node")]
+    Busy,
+    /// Not sent: the leadership it was queued under is over.
+    #[error("the leadership it was queued under is over")]
+    Superseded,
+    /// Whether it was received is not known: the connection closed.
+    #[error("the connection closed")]
+    Closed,
+    /// Whether it was received is not known: no answer came in time.
+    #[error("no answer came in time")]
+    TimedOut,
+    /// The peer answered with an error.
+    #[error("{message} [{code}]")]
+    Refused {
+        /// Its code.
+        code: ErrorCode,
+        /// Its sentence.
+        message: String,
+    },
+    /// The answer is not understood.
+    #[error("the answer is malformed")]
+    Malformed,
+}
+
+impl PeerError {
+    /// The request was certainly not handed to the peer.
+    pub fn not_sent(&self) -> bool {
+        matches!(self, Self::UnknownNode | Self::Unreachable(_) | Self::Busy | Self::Superseded)
+    }
+}
+
+/// Answers requests of peers that are not Raft's, and Raft's for shards of other cores.
+pub trait PeerService {
+    /// Answers one request with a body, or with a code. `body` is unchecked.
+    fn handle(
+        &self,
+        from: &PeerInfo,
+        kind: u8,
+        body: &[u8],
+    ) -> LocalBoxFuture<'static, Result<Vec<u8>, ErrorCode>>;
+}
+
+/// A group answers Raft's requests.
+pub(crate) trait RaftService {
+    fn handle(
+        self: Rc<Self>,
+        from: &PeerInfo,
+        message: RaftMessage,
+    ) -> LocalBoxFuture<'static, Result<Vec<u8>, ErrorCode>>;
+}
+
+/// What is known of a node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Known {
+    peer_addr: Option<String>,
+    client_addr: Option<String>,
+    disk: Option<DiskId>,
+}
+
+/// The connections of one core. Shared by its groups.
+pub struct Peers<E: Env> {
+    net: E::Net,
+    clock: E::Clock,
+    identity: RefCell<Identity>,
+    /// The first shard of this core, told to peers so that they can place a connection.
+    shard: ShardId,
+    book: RefCell<BTreeMap<NodeId, Known>>,
+    lanes: RefCell<BTreeMap<(NodeId, Class), Rc<Lane>>>,
+    connected: RefCell<Connected>,
+    groups: RefCell<BTreeMap<ShardId, Weak<dyn RaftService>>>,
+    service: RefCell<Option<Rc<dyn PeerService>>>,
+    said: RefCell<BTreeMap<(NodeId, ErrorCode), MonoTime>>,
+    served: Cell<usize>,
+}
+
+/// The same refusal of the same node is logged at most this often.
+const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+
+impl<E: Env> Peers<E> {
+    /// Without addresses, groups and service: those are told later. `shard` is any shard of this
+    /// core.
+    pub fn new(identity: Identity, net: E::Net, clock: E::Clock, shard: ShardId) -> Rc<Self> {
+        Rc::new(Self {
+            net,
+            clock,
+            identity: RefCell::new(identity),
+            shard,
+            book: RefCell::default(),
+            lanes: RefCell::default(),
+            connected: RefCell::default(),
+            groups: RefCell::default(),
+            service: RefCell::default(),
+            said: RefCell::default(),
+            served: Cell::new(0),
+        })
+    }
+
+    /// This node's id.
+    pub fn node(&self) -> NodeId {
+        self.identity.borrow().node
+    }
+
+    /// This node's data directory.
+    pub fn disk(&self) -> DiskId {
+        self.identity.borrow().disk
+    }
+
+    /// This node now belongs to a cluster; connections made before are closed and made anew.
+    pub fn set_cluster(&self, cluster: ClusterId) {
+        self.identity.borrow_mut().cluster = cluster;
+        self.disconnect();
+    }
+
+    /// Where a node is reached. Resolved anew at each connect.
+    pub fn set_address(&self, node: NodeId, peer_addr: impl Into<String>) {
+        self.book.borrow_mut().entry(node).or_default().peer_addr = Some(peer_addr.into());
+    }
+
+    /// The data directory the cluster knows for a node; another one is refused.
+    pub fn set_disk(&self, node: NodeId, disk: DiskId) {
+        self.book.borrow_mut().entry(node).or_default().disk = Some(disk);
+    }
+
+    /// A node's advertised client address, as it told last.
+    pub fn client_address(&self, node: NodeId) -> Option<String> {
+        self.book.borrow().get(&node)?.client_addr.clone()
+    }
+
+    /// Takes what a membership says of the nodes. Configured addresses stay.
+    pub(crate) fn learn(&self, membership: &Membership) {
+        let mut book = self.book.borrow_mut();
+        for (node, member) in membership.nodes() {
+            let known = book.entry(NodeId(*node)).or_default();
+            known.disk = Some(member.disk);
+            if !member.peer_addr.is_empty() {
+                known.peer_addr.get_or_insert_with(|| member.peer_addr.clone());
+            }
+            if !member.client_addr.is_empty() {
+                known.client_addr.get_or_insert_with(|| member.client_addr.clone());
+            }
+        }
+    }
+
+    /// Who answers the kinds that are not Raft's.
+    pub fn set_service(&self, service: Rc<dyn PeerService>) {
+        self.service.replace(Some(service));
+    }
+
+    pub(crate) fn register(&self, shard: ShardId, group: Weak<dyn RaftService>) {
+        self.groups.borrow_mut().insert(shard, group);
+    }
+
+    pub(crate) fn unregister(&self, shard: ShardId) {
+        self.groups.borrow_mut().remove(&shard);
+    }
+
+    /// Asks a node and waits for its answer, connecting first if need be.
+    pub async fn call(
+        self: &Rc<Self>,
+        node: NodeId,
+        class: Class,
+        kind: u8,
+        body: &[u8],
+        timeout: Duration,
+    ) -> Result<Vec<u8>, PeerError> {
+        let ask = async {
+            let answer =
+                self.send(node, None, class, kind, None, |out| out.extend_from_slice(body)).await?;
+            answer.await
+        };
+        E::Rt::timeout(timeout, ask).await.unwrap_or(Err(PeerError::TimedOut))
+    }
+
+    /// Queues a request, connecting first if need be; only to the data directory `disk` if one is
+    /// named. A stamped request is stamped when it is written.
+    pub(crate) async fn send(
+        self: &Rc<Self>,
+        node: NodeId,
+        disk: Option<DiskId>,
+        class: Class,
+        kind: u8,
+        stamp: Option<Rc<Stamp>>,
+        write_body: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<Answer, PeerError> {
+        let connection = self.connection(node, class).await?;
+        if disk.is_some_and(|disk| disk != connection.info.disk()) {
+            let code = ErrorCode::FOREIGN_DISK;
+            return Err(PeerError::Refused { code, message: code.text().to_owned() });
+        }
+        connection.request(kind, self.clock.now(), stamp, write_body)
+    }
+
+    /// How often this core tried to connect to a node.
+    pub fn connects(&self, node: NodeId, class: Class) -> u64 {
+        self.lanes.borrow().get(&(node, class)).map_or(0, |lane| lane.connects())
+    }
+
+    /// Closes every connection. They are made anew when needed.
+    pub fn disconnect(&self) {
+        self.lanes.borrow().values().for_each(|lane| lane.close());
+        self.connected.borrow().close_all();
+    }
+
+    /// What a side says to an identity that proved the secret.
+    fn judge(&self, other: &PeerIdentity) -> Result<(), Refusal> {
+        let known = self.book.borrow().get(&other.node).and_then(|known| known.disk);
+        if let Some(known) = known.filter(|known| *known != other.disk) {
+            let text = format!(
+                "the cluster knows node {} by the data directory {known}, not {}: a wiped or \
+                 foreign directory takes no part until it is admitted",
+                other.node, other.disk
+            );
+            return Err(Refusal::new(ErrorCode::FOREIGN_DISK, text));
+        }
+        let Err(copied) = self.connected.borrow_mut().check(other) else { return Ok(()) };
+        self.probe(copied);
+        let text = format!(
+            "another live process uses the data directory {}: one of the two is a copy",
+            other.disk
+        );
+        Err(Refusal::new(ErrorCode::FOREIGN_DISK, text))
+    }
+
+    /// Logs a failed handshake; the same thing once in a while only.
+    fn say(&self, node: NodeId, error: &HandshakeError) {
+        let code = match error {
+            HandshakeError::Refused { code, .. } | HandshakeError::RefusedByPeer { code, .. } => {
+                *code
+            }
+            HandshakeError::Malformed(_) => ErrorCode::MALFORMED,
+            HandshakeError::Broken(_) => return,
+        };
+        let now = self.clock.now();
+        let mut said = self.said.borrow_mut();
+        said.retain(|_, at| now.since(*at) < SAY_AGAIN_AFTER);
+        if said.insert((node, code), now).is_none() {
+            tracing::warn!(peer = node.0, "peer connection: {error}");
+        }
+    }
+
+    fn challenge() -> [u8; 32] {
+        let mut challenge = [0; 32];
+        E::Rt::thread_rng().fill_bytes(&mut challenge);
+        challenge
+    }
+}

@@ -1,0 +1,519 @@
+//! Confirmed rounds: how a leader knows that it still led after a given moment (DESIGN §5).
+//!
+//! A renewal or a read takes the next number of its group's counter. A frame to a follower gets the
+//! number that is current when it is **handed to the kernel**, and only the accepting reply to that
+//! very frame credits (follower, number). A number is confirmed once a quorum of the present voters,
+//! both sets of a joint configuration, is credited with it or with a later one. Nothing here reads
+//! a clock, and nothing is taken from the engine's own bookkeeping of acknowledgements, which can
+//! credit the answer to an earlier request to a later one.
+//!
+//! Invariants:
+//! - Every voter of a confirming quorum had granted no other leader when it accepted, and it
+//!   accepted after the number was taken. So any later leader is elected after that moment.
+//! - The leader counts itself only while its log storage has been asked to save no vote but this
+//!   leadership's: `asked` is called before the vote is handed to the WAL.
+//! - Frames of a past leadership are neither sent nor credited.
+//! - Without a single waiter nothing is sent; one extra round at most is under way, whatever the
+//!   number of waiters.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::{Future, poll_fn};
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use leasehold_protocol::ids::NodeId;
+
+use super::signal::Signal;
+use super::types::{LeaderId, Leadership, Vote};
+
+/// The rounds of one group on this node, and with them what it knows of its own leadership.
+pub(crate) struct Rounds {
+    me: u64,
+    inner: RefCell<Inner>,
+    changed: Signal,
+}
+
+#[derive(Default)]
+struct Inner {
+    /// Whose vote the log storage was last asked to save.
+    asked: Option<LeaderId>,
+    /// That vote is this node's own and was asked for in this process's life, not merely recovered.
+    own: bool,
+    /// The first entry of that leadership is applied.
+    established: bool,
+    voters: Vec<BTreeSet<u64>>,
+    /// The last number taken.
+    last: u64,
+    targets: BTreeMap<u64, Target>,
+    waiters: BTreeMap<u64, Waker>,
+    driver: Option<Waker>,
+}
+
+/// One follower under the present leadership.
+#[derive(Clone, Copy, Default)]
+struct Target {
+    /// Frames that wait for their hand-over.
+    queued: u32,
+    /// The highest number handed to the kernel.
+    sent: u64,
+    /// The highest number accepted.
+    credited: u64,
+}
+
+/// This leadership ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Ended;
+
+impl Rounds {
+    /// `recovered` is the vote that the WAL kept.
+    pub(crate) fn new(me: NodeId, recovered: Option<&Vote>) -> Rc<Self> {
+        let asked = recovered.map(|vote| vote.leader_id);
+        let inner = RefCell::new(Inner { asked, ..Inner::default() });
+        Rc::new(Self { me: me.0, inner, changed: Signal::default() })
+    }
+
+    /// The log storage is asked to save `vote`. Must come before the WAL hears of it.
+    pub(crate) fn asked(&self, vote: &Vote) {
+        let mut inner = self.inner.borrow_mut();
+        if inner.own && inner.asked == Some(vote.leader_id) {
+            return;
+        }
+        inner.asked = Some(vote.leader_id);
+        inner.own = vote.leader_id.node_id == self.me;
+        inner.established = false;
+        inner.targets.clear();
+        let waiters = std::mem::take(&mut inner.waiters);
+        let woken = waiters.into_values().chain(inner.driver.take()).collect::<Vec<_>>();
+        drop(inner);
+        woken.into_iter().for_each(Waker::wake);
+        self.changed.raise();
+    }
+
+    /// An entry that `leader` wrote was applied.
+    pub(crate) fn applied(&self, leader: &LeaderId) {
+        let mut inner = self.inner.borrow_mut();
+        if inner.established || !inner.own || inner.asked.as_ref() != Some(leader) {
+            return;
+        }
+        inner.established = true;
+        drop(inner);
+        self.changed.raise();
+    }
+
+    /// The effective membership, committed or not, has these sets of voters.
+    pub(crate) fn set_voters(&self, voters: Vec<BTreeSet<u64>>) {
+        let mut inner = self.inner.borrow_mut();
+        inner.voters = voters;
+        let woken = inner.served(self.me);
+        drop(inner);
+        woken.into_iter().for_each(Waker::wake);
+    }
+
+    /// Raised when `leadership` changes.
+    pub(crate) fn changed(&self) -> &Signal {
+        &self.changed
+    }
+
+    /// This node's leadership, if it applied that leadership's first entry.
+    pub(crate) fn leadership(&self) -> Option<Leadership> {
+        let inner = self.inner.borrow();
+        inner.asked.filter(|_| inner.established).map(|leader| Leadership::of(&leader))
+    }
+
+    /// Takes the next number and waits until it is confirmed. Its caller acts before it awaits
+    /// anything else.
+    pub(crate) async fn confirm(&self, leadership: Leadership) -> Result<(), Ended> {
+        let number = self.take(leadership)?;
+        let guard = Waiting { rounds: self, number };
+        poll_fn(|cx| {
+            let mut inner = self.inner.borrow_mut();
+            if !inner.is_leadership(leadership) {
+                return Poll::Ready(Err(Ended));
+            }
+            if inner.confirmed(self.me) >= guard.number {
+                return Poll::Ready(Ok(()));
+            }
+            inner.waiters.insert(guard.number, cx.waker().clone());
+            if let Some(driver) = inner.driver.take() {
+                driver.wake();
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn take(&self, leadership: Leadership) -> Result<u64, Ended> {
+        let mut inner = self.inner.borrow_mut();
+        if !inner.is_leadership(leadership) {
+            return Err(Ended);
+        }
+        inner.last += 1;
+        Ok(inner.last)
+    }
+
+    /// Ready with the last number taken when somebody waits whom nothing queued or under way will
+    /// serve. For one task: the one that starts extra rounds.
+    pub(crate) fn wanted(&self) -> impl Future<Output = u64> + '_ {
+        poll_fn(|cx| {
+            let mut inner = self.inner.borrow_mut();
+            if inner.wants_round(self.me) {
+                return Poll::Ready(inner.last);
+            }
+            inner.driver = Some(cx.waker().clone());
+            Poll::Pending
+        })
+    }
+
+    /// Ready once `number` is confirmed or its leadership is over.
+    pub(crate) fn settled(&self, number: u64) -> impl Future<Output = ()> + '_ {
+        poll_fn(move |cx| {
+            let mut inner = self.inner.borrow_mut();
+            if inner.waiters.is_empty() || inner.confirmed(self.me) >= number {
+                return Poll::Ready(());
+            }
+            inner.driver = Some(cx.waker().clone());
+            Poll::Pending
+        })
+    }
+
+    /// Registers a frame to `target` that carries `vote`, before it is queued.
+    pub(crate) fn stamp(self: &Rc<Self>, target: u64, vote: &Vote) -> Rc<Stamp> {
+        let leader = vote.leader_id;
+        let mut inner = self.inner.borrow_mut();
+        if inner.leads_as(&leader) {
+            inner.targets.entry(target).or_default().queued += 1;
+        }
+        let state = RefCell::new(Carried::Queued);
+        Rc::new(Stamp { rounds: self.clone(), target, leader, state })
+    }
+}
+
+impl Inner {
+    fn leads_as(&self, leader: &LeaderId) -> bool {
+        self.own && self.asked.as_ref() == Some(leader)
+    }
+
+    fn is_leadership(&self, leadership: Leadership) -> bool {
+        self.established && self.leads_as(&leadership.leader_id())
+    }
+
+    /// The highest number that a quorum of each set of voters is credited with.
+    fn confirmed(&self, me: u64) -> u64 {
+        self.quorum(me, |target| target.credited)
+    }
+
+    fn quorum(&self, me: u64, credit: impl Fn(&Target) -> u64) -> u64 {
+        let of = |voter: &u64| match self.targets.get(voter) {
+            _ if *voter == me && self.own => self.last,
+            Some(target) => credit(target),
+            None => 0,
+        };
+        let majority = |set: &BTreeSet<u64>| {
+            let mut credits: Vec<u64> = set.iter().map(of).collect();
+            credits.sort_unstable_by(|a, b| b.cmp(a));
+            credits.get(set.len() / 2).copied().unwrap_or(0)
+        };
+        self.voters.iter().map(majority).min().unwrap_or(0)
+    }
+
+    fn wants_round(&self, me: u64) -> bool {
+        let Some((&newest, _)) = self.waiters.last_key_value() else { return false };
+        let last = self.last;
+        self.quorum(me, |target| if target.queued > 0 { last } else { target.sent }) < newest
+    }
+
+    /// Takes out the waiters that are served now, and the driver if it may be.
+    fn served(&mut self, me: u64) -> Vec<Waker> {
+        let confirmed = self.confirmed(me);
+        let later = self.waiters.split_off(&(confirmed + 1));
+        let served = std::mem::replace(&mut self.waiters, later);
+        served.into_values().chain(self.driver.take()).collect()
+    }
+}
+
+/// Forgets a waiter whose future ended or was dropped.
+struct Waiting<'a> {
+    rounds: &'a Rounds,
+    number: u64,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.rounds.inner.borrow_mut().waiters.remove(&self.number);
+    }
+}
+
+/// What one frame to one follower is worth.
+pub(crate) struct Stamp {
+    rounds: Rc<Rounds>,
+    target: u64,
+    leader: LeaderId,
+    state: RefCell<Carried>,
+}
+
+#[derive(Clone, Copy)]
+enum Carried {
+    Queued,
+    Sent(u64),
+    Spent,
+}
+
+impl Stamp {
+    /// Called right before the frame's bytes are handed to the kernel. False: the leadership that
+    /// queued it is over and the frame must not be sent.
+    pub(crate) fn hand_over(&self) -> bool {
+        let mut inner = self.rounds.inner.borrow_mut();
+        if !inner.leads_as(&self.leader) {
+            self.state.replace(Carried::Spent);
+            return false;
+        }
+        let last = inner.last;
+        let target = inner.targets.entry(self.target).or_default();
+        assert!(matches!(*self.state.borrow(), Carried::Queued), "a frame is handed over once");
+        target.queued = target.queued.saturating_sub(1);
+        target.sent = target.sent.max(last);
+        self.state.replace(Carried::Sent(last));
+        true
+    }
+
+    /// The follower accepted this very frame.
+    pub(crate) fn accepted(&self) {
+        let Carried::Sent(number) = self.state.replace(Carried::Spent) else { return };
+        let mut inner = self.rounds.inner.borrow_mut();
+        if !inner.leads_as(&self.leader) {
+            return;
+        }
+        let target = inner.targets.entry(self.target).or_default();
+        target.credited = target.credited.max(number);
+        let woken = inner.served(self.rounds.me);
+        drop(inner);
+        woken.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Drop for Stamp {
+    fn drop(&mut self) {
+        if !matches!(*self.state.borrow(), Carried::Queued) {
+            return;
+        }
+        let mut inner = self.rounds.inner.borrow_mut();
+        if !inner.leads_as(&self.leader) {
+            return;
+        }
+        if let Some(target) = inner.targets.get_mut(&self.target) {
+            target.queued = target.queued.saturating_sub(1);
+        }
+        let driver = inner.driver.take();
+        drop(inner);
+        driver.into_iter().for_each(Waker::wake);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use futures_util::FutureExt;
+    use futures_util::future::LocalBoxFuture;
+
+    use super::*;
+
+    const ME: Leadership = Leadership { term: 3, node: NodeId(1) };
+
+    fn vote(term: u64, node: u64, committed: bool) -> Vote {
+        Vote { leader_id: LeaderId { term, node_id: node }, committed }
+    }
+
+    fn voters(sets: &[&[u64]]) -> Vec<BTreeSet<u64>> {
+        sets.iter().map(|set| set.iter().copied().collect()).collect()
+    }
+
+    /// Node 1 leads in term 3 with these sets of voters.
+    fn leading(sets: &[&[u64]]) -> Rc<Rounds> {
+        let rounds = Rounds::new(NodeId(1), None);
+        rounds.set_voters(voters(sets));
+        rounds.asked(&vote(3, 1, false));
+        rounds.asked(&vote(3, 1, true));
+        rounds.applied(&ME.leader_id());
+        assert_eq!(rounds.leadership(), Some(ME));
+        rounds
+    }
+
+    /// A confirmation under way.
+    struct Confirm(LocalBoxFuture<'static, Result<(), Ended>>);
+
+    impl Confirm {
+        fn new(rounds: &Rc<Rounds>) -> Self {
+            let rounds = rounds.clone();
+            let mut this = Self(async move { rounds.confirm(ME).await }.boxed_local());
+            assert_eq!(this.poll(), None, "nothing was accepted yet");
+            this
+        }
+
+        fn poll(&mut self) -> Option<Result<(), Ended>> {
+            (&mut self.0).now_or_never()
+        }
+    }
+
+    fn frame(rounds: &Rc<Rounds>, target: u64) -> Rc<Stamp> {
+        rounds.stamp(target, &vote(3, 1, true))
+    }
+
+    #[test]
+    fn an_answer_credits_what_was_current_when_its_frame_was_handed_over() {
+        let rounds = leading(&[&[1, 2, 3]]);
+        let early = frame(&rounds, 2);
+        assert!(early.hand_over());
+        let mut renewal = Confirm::new(&rounds);
+        early.accepted();
+        assert_eq!(renewal.poll(), None, "the frame went out before the renewal came");
+
+        // Queued before it, but handed to the kernel after it.
+        let queued = frame(&rounds, 3);
+        let mut later = Confirm::new(&rounds);
+        assert!(queued.hand_over());
+        queued.accepted();
+        assert_eq!(renewal.poll(), Some(Ok(())), "node 3 and the leader are a quorum");
+        assert_eq!(later.poll(), Some(Ok(())), "one round serves everybody who waits");
+    }
+
+    #[test]
+    fn an_early_answer_never_serves_a_later_number() {
+        let rounds = leading(&[&[1, 2, 3]]);
+        let frames: Vec<_> = [2, 3, 2, 3].map(|target| frame(&rounds, target)).into();
+        assert!(frames.iter().all(|frame| frame.hand_over()));
+        let mut renewal = Confirm::new(&rounds);
+        frames.iter().for_each(|frame| frame.accepted());
+        assert_eq!(renewal.poll(), None);
+        assert!(rounds.wanted().now_or_never().is_some(), "a round of its own is needed");
+    }
+
+    #[test]
+    fn an_answer_counts_once_and_only_after_the_hand_over() {
+        let rounds = leading(&[&[1, 2, 3]]);
+        let never_sent = frame(&rounds, 2);
+        let mut renewal = Confirm::new(&rounds);
+        never_sent.accepted();
+        assert_eq!(renewal.poll(), None);
+        let sent = frame(&rounds, 2);
+        assert!(sent.hand_over());
+        sent.accepted();
+        assert_eq!(renewal.poll(), Some(Ok(())));
+        let mut next = Confirm::new(&rounds);
+        sent.accepted();
+        assert_eq!(next.poll(), None, "the same answer again");
+    }
+
+    #[test]
+    fn both_sets_of_a_joint_membership_must_agree() {
+        let rounds = leading(&[&[1, 2, 3], &[3, 4, 5]]);
+        let mut renewal = Confirm::new(&rounds);
+        let accept = |target| {
+            let frame = frame(&rounds, target);
+            assert!(frame.hand_over());
+            frame.accepted();
+        };
+        accept(2);
+        assert_eq!(renewal.poll(), None, "the leader is in the old set only");
+        accept(4);
+        assert_eq!(renewal.poll(), None);
+        accept(5);
+        assert_eq!(renewal.poll(), Some(Ok(())));
+        // A change of the membership counts at once.
+        let mut next = Confirm::new(&rounds);
+        accept(2);
+        assert_eq!(next.poll(), None);
+        rounds.set_voters(voters(&[&[1, 2, 3]]));
+        assert_eq!(next.poll(), Some(Ok(())));
+    }
+
+    #[test]
+    fn a_leader_that_is_no_voter_does_not_count_itself() {
+        let rounds = leading(&[&[2, 3]]);
+        let mut renewal = Confirm::new(&rounds);
+        for target in [2, 3] {
+            assert_eq!(renewal.poll(), None);
+            let frame = frame(&rounds, target);
+            assert!(frame.hand_over());
+            frame.accepted();
+        }
+        assert_eq!(renewal.poll(), Some(Ok(())));
+    }
+
+    #[test]
+    fn a_vote_for_another_ends_everything_at_once() {
+        let rounds = leading(&[&[1, 2, 3]]);
+        let mut renewal = Confirm::new(&rounds);
+        let queued = frame(&rounds, 2);
+        let sent = frame(&rounds, 3);
+        assert!(sent.hand_over());
+        rounds.asked(&vote(4, 2, false));
+        assert_eq!(rounds.leadership(), None);
+        assert_eq!(renewal.poll(), Some(Err(Ended)));
+        assert!(!queued.hand_over(), "frames of a past leadership are not sent");
+        sent.accepted();
+        assert_eq!(rounds.confirm(ME).now_or_never(), Some(Err(Ended)));
+
+        // The same node leads again: nothing of before counts.
+        rounds.asked(&vote(5, 1, true));
+        let again = Leadership { term: 5, ..ME };
+        assert_eq!(rounds.confirm(again).now_or_never(), Some(Err(Ended)), "nothing is applied");
+        rounds.applied(&again.leader_id());
+        let mut confirm = rounds.confirm(again).boxed_local();
+        assert_eq!((&mut confirm).now_or_never(), None);
+        sent.accepted();
+        assert!(!queued.hand_over());
+        assert_eq!((&mut confirm).now_or_never(), None);
+    }
+
+    #[test]
+    fn a_recovered_vote_is_no_leadership() {
+        let rounds = Rounds::new(NodeId(1), Some(&vote(3, 1, true)));
+        rounds.set_voters(voters(&[&[1]]));
+        rounds.applied(&ME.leader_id());
+        assert_eq!(rounds.leadership(), None, "it was given in an earlier life");
+        assert_eq!(rounds.confirm(ME).now_or_never(), Some(Err(Ended)));
+    }
+
+    #[test]
+    fn a_single_voter_confirms_itself() {
+        let rounds = leading(&[&[1]]);
+        assert_eq!(rounds.confirm(ME).now_or_never(), Some(Ok(())));
+    }
+
+    #[test]
+    fn a_round_is_wanted_only_when_nothing_under_way_will_serve() {
+        let rounds = leading(&[&[1, 2, 3]]);
+        assert!(rounds.wanted().now_or_never().is_none(), "nobody waits");
+        let queued = frame(&rounds, 2);
+        let renewal = Confirm::new(&rounds);
+        assert!(rounds.wanted().now_or_never().is_none(), "the queued frame will serve");
+        assert!(queued.hand_over());
+        assert!(rounds.wanted().now_or_never().is_none(), "it is under way");
+        let _later = Confirm::new(&rounds);
+        assert_eq!(rounds.wanted().now_or_never(), Some(2));
+        // A queued frame that is dropped serves nobody.
+        let dropped = frame(&rounds, 3);
+        assert!(rounds.wanted().now_or_never().is_none());
+        drop(dropped);
+        assert_eq!(rounds.wanted().now_or_never(), Some(2));
+        drop((renewal, _later));
+        assert!(rounds.wanted().now_or_never().is_none(), "whoever gave up does not count");
+    }
+
+    #[test]
+    fn a_change_of_leadership_is_announced_once() {
+        let rounds = Rounds::new(NodeId(1), None);
+        let seen = Cell::new(rounds.changed().version());
+        let changed = || seen.replace(rounds.changed().version()) != rounds.changed().version();
+        rounds.set_voters(voters(&[&[1]]));
+        rounds.asked(&vote(3, 1, true));
+        assert!(changed());
+        rounds.applied(&ME.leader_id());
+        assert!(changed());
+        rounds.applied(&ME.leader_id());
+        rounds.asked(&vote(3, 1, true));
+        assert!(!changed());
+    }
+}
