@@ -1,5 +1,7 @@
 //! Failing and full disks, bounds, and the space a log takes.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod wal_support;
 
 use std::cell::{Cell, RefCell};

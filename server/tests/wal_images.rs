@@ -4,6 +4,8 @@
 //!
 //! All subsets of the unsynced pieces while there are at most 2^10, a seeded sample above.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod wal_support;
 
 use std::cell::{Cell, RefCell};

@@ -1,5 +1,7 @@
 //! What a log gives back after it was closed, killed or cut, and what it refuses.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod wal_support;
 
 use std::io::ErrorKind;
@@ -118,7 +120,7 @@ fn truncation_and_purge_are_replayed_in_order() {
         Call::Purge { shard: A, index: 3 },
     ];
     for len in 1..=calls.len() {
-        let disk = SimDisk::new(len as u64, Default::default());
+        let disk = SimDisk::new(len as u64, SimDiskConfig::default());
         run(1, async {
             let (log, _) = open(&disk).await;
             let history = History::default();
