@@ -9,6 +9,7 @@ use alloc::string::String;
 use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::ids::{LeaseId, Mode, Number};
 use leasehold_protocol::limits::{LEASES_MAX, OPEN_WAITS_MAX, QUEUE_LEN_MAX};
+use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::shard::{check_key, check_label, check_reason, check_ttl_ms, check_value};
 
 use crate::digest;
@@ -23,6 +24,9 @@ macro_rules! ensure {
         }
     };
 }
+
+/// No counter of an honest state gets anywhere near; above it, additions could overflow.
+const COUNTER_MAX: u64 = i64::MAX as u64;
 
 /// Checks everything; the error says what is wrong, for a person.
 pub fn check(state: &State) -> Result<(), String> {
@@ -41,6 +45,8 @@ pub fn check(state: &State) -> Result<(), String> {
 
 fn check_counters(state: &State) -> Result<(), String> {
     ensure!(state.begun == (state.revision > 0), "begun and revision {} differ", state.revision);
+    ensure!(state.revision <= COUNTER_MAX, "revision {}", state.revision);
+    ensure!(state.last_lease <= COUNTER_MAX, "last lease {}", state.last_lease);
     ensure!(state.last_token <= TOKEN_MAX, "token {} is too high", state.last_token);
     ensure!(state.leases.len() + state.own_waiters <= LEASES_MAX, "too many leases");
     let last = state.leases.last().map_or(0, |(id, _)| id.0);
@@ -53,6 +59,7 @@ fn check_lease(state: &State, id: LeaseId, lease: &Lease) -> Result<(), String> 
     ensure!(check_ttl_ms(lease.ttl_ms.into()).is_ok(), "lease {id}: TTL {}", lease.ttl_ms);
     ensure!(lease.base == digest::lease_base(id, lease), "lease {id}: the hash of its base");
     ensure!(check_label(lease.label.as_slice()).is_ok(), "lease {id}: label");
+    ensure!(lease.version <= COUNTER_MAX, "lease {id}: version {}", lease.version);
     let waits = lease.claims.iter().filter(|(_, claim)| matches!(claim, Claim::Wait(_))).count();
     ensure!(waits == lease.waits, "lease {id}: {waits} waits, {} counted", lease.waits);
     for (number, claim) in lease.claims.iter() {
@@ -108,12 +115,15 @@ fn check_memory(id: LeaseId, lease: &Lease) -> Result<(), String> {
             "lease {id}: late record {number} is of a wrong kind"
         );
     }
-    for (number, claim) in lease.claims.iter() {
-        let remembered = memory.records.get(number).is_some();
-        ensure!(
-            matches!(claim, Claim::Hold(_)) || remembered,
-            "lease {id}: wait {number} is not remembered"
-        );
+    for (number, claim) in lease.claims.iter().filter(|_| !lease.own) {
+        let record = memory.records.get(number);
+        let fits = match (claim, record.map(|record| record.answer)) {
+            (Claim::Wait(_), Some(Answer::Waiting)) => true,
+            (Claim::Hold(_), Some(Answer::Done(Outcome::Granted(grant)))) => grant.lease == id,
+            (Claim::Hold(_), None) => *number <= memory.floor,
+            _ => false,
+        };
+        ensure!(fits, "lease {id}: claim {number} and its record differ");
     }
     Ok(())
 }
@@ -129,6 +139,7 @@ fn check_entry(state: &State, key: &[u8], entry: &KeyState) -> Result<(), String
         check_hold(state, key, *lease, hold).map_err(|text| format!("key {name:?}: {text}"))?;
     }
     for (place, waiter) in entry.queue.iter() {
+        ensure!(*place <= COUNTER_MAX, "key {name:?}: place {place}");
         ensure!(
             entry.places.get(&waiter.lease) == Some(place),
             "key {name:?}: lease {} is not at its place {place}",

@@ -216,7 +216,7 @@ fn lease(id: u64) -> LeaseItem {
         label: Vec::new(),
         own: false,
         version: 1,
-        floor: 0,
+        floor: 9,
     }
 }
 
@@ -357,7 +357,7 @@ fn a_state_that_cannot_be_is_refused() {
         ("lease 21 was never minted", lease_with(|lease| lease.lease = LeaseId(21))),
         ("own lease 2 has not one hold", lease_with(|lease| lease.own = true)),
         (
-            "wait 1 is not remembered",
+            "claim 1 and its record differ",
             held(vec![Item::Hold(hold("k", 3, 5)), Item::Waiter(waiter("k", 0, 2))]),
         ),
         ("record 1 and its wait differ", vec![Item::Lease(lease(2)), Item::Record(waiting(2))]),
@@ -373,7 +373,7 @@ fn a_state_that_cannot_be_is_refused() {
         (
             "late record 1 above the floor",
             vec![
-                Item::Lease(lease(2)),
+                Item::Lease(LeaseItem { floor: 0, ..lease(2) }),
                 Item::Record(RecordItem { late: true, kind: ItemKind::Cancel, ..record(2, 1) }),
             ],
         ),
