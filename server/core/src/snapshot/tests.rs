@@ -154,6 +154,23 @@ fn a_block_out_of_place_is_found() {
 }
 
 #[test]
+fn may_be_checked_in_slices() {
+    let state = rich();
+    let mut decoder = Decoder::new();
+    assert_eq!(decoder.check(1), Err(SnapshotError::Truncated));
+    let mut decoder = Decoder::new();
+    for chunk in bytes_of(&state) {
+        decoder.feed(&chunk).expect("a good snapshot");
+    }
+    let mut slices = 0;
+    while !decoder.check(10).expect("a good snapshot") {
+        slices += 1;
+    }
+    assert_eq!(slices, (state.leases_len() + state.keys_len()) / 10);
+    assert_eq!(decoder.finish().expect("a good snapshot").digest(), state.digest());
+}
+
+#[test]
 fn after_an_error_a_decoder_stays_with_it() {
     let mut decoder = Decoder::new();
     let error = decoder.feed(b"HTTP/1.1 200 OK\r\n").expect_err("not a snapshot");
