@@ -2,8 +2,8 @@
 
 mod raft_support;
 
-use futures_util::{FutureExt, StreamExt};
 use futures_util::stream::FuturesOrdered;
+use futures_util::{FutureExt, StreamExt};
 use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::outcome::Outcome;
 use leasehold_server::env::Disk;
@@ -56,10 +56,8 @@ fn a_follower_behind_the_purged_log_gets_a_snapshot() {
         for secret in 0..150 {
             cluster.open_lease(secret).await;
         }
-        until("the leader took snapshots", || {
-            cluster.group(leader).status().snapshot_index >= 100
-        })
-        .await;
+        until("the leader took snapshots", || cluster.group(leader).status().snapshot_index >= 100)
+            .await;
         cluster.start(away).await.unwrap();
         for secret in 150..170 {
             cluster.open_lease(secret).await;
@@ -130,7 +128,9 @@ fn a_damaged_snapshot_is_passed_over() {
         // With all of them damaged, the node says so instead of inventing a state.
         let names = snapshots_of(&cluster, 2).await;
         cluster.kill(2);
-        names.iter().for_each(|name| cluster.machine(2).disk.borrow().rot(name, 310, 8));
+        for name in &names {
+            cluster.machine(2).disk.borrow().rot(name, 310, 8);
+        }
         let error = cluster.start(2).await.unwrap_err();
         assert!(matches!(error, GroupError::SnapshotMissing { covered: 0, .. }), "{error}");
     });
@@ -138,7 +138,7 @@ fn a_damaged_snapshot_is_passed_over() {
 
 async fn snapshots_of(cluster: &Cluster, node: u64) -> Vec<String> {
     let disk = cluster.machine(node).disk.borrow().clone();
-    let mut names = disk.list().await.unwrap();
+    let mut names = disk.list().await.expect("the disk works");
     names.retain(|name| name.starts_with("snapshot-"));
     names
 }

@@ -105,10 +105,8 @@ async fn write(cluster: Rc<Cluster>, leases: Rc<RefCell<BTreeSet<LeaseId>>>) {
         sleep_ms(10).await;
         let Some((node, leadership)) = cluster.leader_now() else { continue };
         let group = cluster.group(node);
-        let proposed = SimRt::timeout(
-            Duration::from_secs(1),
-            group.propose(leadership, opening(node as u8)),
-        );
+        let proposed =
+            SimRt::timeout(Duration::from_secs(1), group.propose(leadership, opening(node as u8)));
         if let Ok(Ok(outcomes)) = proposed.await
             && let Outcome::Opened { lease, .. } = outcomes[0]
         {

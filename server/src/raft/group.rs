@@ -30,7 +30,7 @@ use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
 use super::spec::{GroupSpec, SpecError};
 use super::storage::{Log, LogDamaged};
-use super::types::{EntryData, LogId, Leadership, Member, RaftTypes};
+use super::types::{EntryData, Leadership, LogId, Member, RaftTypes};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
@@ -38,7 +38,7 @@ use crate::wal::{Recovered, WalFailed, WalShard};
 pub const BATCH_LEN_MAX: usize = 1024 * 1024;
 
 /// Longest wait for a snapshot before its log is cut; it goes on by itself.
-const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Why a group was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -178,7 +178,6 @@ impl<E: Env> Group<E> {
     ///
     /// `state` is replaced by the newest sound snapshot's, and everything known to be committed is
     /// applied to it, before this returns. It must not be borrowed across an await.
-    #[expect(clippy::too_many_arguments, reason = "each is a part that somebody else owns")]
     pub async fn open(
         spec: GroupSpec,
         wal: WalShard<E>,
@@ -200,19 +199,14 @@ impl<E: Env> Group<E> {
         connect(&spec, &log, loaded.as_ref())?;
         let rounds = log.rounds().clone();
         let progress = Progress::new(spec.snapshot_bytes);
-        let network = Network {
-            shard: spec.shard,
-            peers: peers.clone(),
-            rounds: rounds.clone(),
-        };
+        let network = Network { shard: spec.shard, peers: peers.clone(), rounds: rounds.clone() };
         let machine =
             Machine::new(state, sink, snapshots.clone(), log.clone(), progress.clone(), loaded);
         let raft = Raft::new(spec.node.0, config, network, log.clone(), machine)
             .await
             .map_err(|error| GroupError::Engine(error.to_string()))?;
         let (stopped, receiving) = (Rc::default(), RefCell::default());
-        let group =
-            Rc::new(Self { spec, raft, log, rounds, peers, snapshots, receiving, stopped });
+        let group = Rc::new(Self { spec, raft, log, rounds, peers, snapshots, receiving, stopped });
         let service: Rc<dyn RaftService> = group.clone();
         group.peers.register(group.spec.shard, Rc::downgrade(&service));
         group.start_rounds();

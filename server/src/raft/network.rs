@@ -10,18 +10,16 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, LocalBoxStream, Stream, StreamExt};
-use futures_util::FutureExt;
 use leasehold_protocol::codec::{self, Body};
 use leasehold_protocol::ids::{DiskId, NodeId, ShardId};
 use leasehold_protocol::peer::{
     self, AppendAnswer, AppendRequest, SnapshotAnswer, SnapshotBegin, SnapshotChunk, SnapshotEnd,
     TransferAnswer, VoteAnswer,
 };
-use openraft::errors::{
-    NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable,
-};
+use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{Backoff, RPCOption, RaftNetworkFactory, RaftNetworkV2};
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendError,
@@ -43,7 +41,7 @@ const PIPELINE_MAX: usize = 32;
 const PIPELINE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Longest wait for the answer to one step of a snapshot; the last one includes its installation.
 const SNAPSHOT_STEP_TIMEOUT: Duration = Duration::from_secs(10);
-const SNAPSHOT_INSTALL_TIMEOUT: Duration = Duration::from_secs(60);
+const SNAPSHOT_INSTALL_TIMEOUT: Duration = Duration::from_mins(1);
 /// Waits of the engine between attempts to reach a follower.
 const BACK_OFF: [Duration; 4] = [
     Duration::from_millis(50),
@@ -103,11 +101,7 @@ pub(crate) struct Client<E: Env> {
 
 impl<E: Env> Clone for Client<E> {
     fn clone(&self) -> Self {
-        Self {
-            peers: self.peers.clone(),
-            rounds: self.rounds.clone(),
-            ..*self
-        }
+        Self { peers: self.peers.clone(), rounds: self.rounds.clone(), ..*self }
     }
 }
 
@@ -347,9 +341,8 @@ where
         let Some(oldest) = self.under_way.front_mut() else {
             return Step::Input(self.input.next().await);
         };
-        let input = async {
-            if has_room { self.input.next().await } else { std::future::pending().await }
-        };
+        let input =
+            async { if has_room { self.input.next().await } else { std::future::pending().await } };
         match E::Rt::timeout(SILENCE_MAX / 2, E::Rt::select2(oldest, input)).await {
             Ok(Select2::First(answered)) => {
                 self.under_way.pop_front();
@@ -381,11 +374,11 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
         answer.unwrap_or_else(|_| Err(rpc_error(&PeerError::TimedOut))).map(Into::into)
     }
 
-    fn stream_append<'s, S>(
-        &'s mut self,
+    fn stream_append<S>(
+        &mut self,
         mut input: S,
         _option: RPCOption,
-    ) -> LocalBoxFuture<'s, Rpc<Responses<'s, E>, E>>
+    ) -> LocalBoxFuture<'_, Rpc<Responses<'_, E>, E>>
     where
         S: Stream<Item = AppendEntriesRequest<C<E>>> + Unpin + 'static,
     {
@@ -396,8 +389,9 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
             };
             let client = self.clone();
             if self.class == Class::Heartbeat {
-                let answer =
-                    async move { client.append(Class::Heartbeat, first).await?.result::<E>().await };
+                let answer = async move {
+                    client.append(Class::Heartbeat, first).await?.result::<E>().await
+                };
                 return Ok(stream::once(answer).boxed_local());
             }
             let (under_way, sizes) = (VecDeque::new(), VecDeque::new());

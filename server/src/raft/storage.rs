@@ -324,7 +324,9 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
         self.shared.wal.append(records, flushed).map_err(io::Error::from)?;
         let membership = |entry: &Entry| matches!(entry.payload, EntryPayload::Membership(_));
         let membership = entries.iter().any(membership);
-        entries.into_iter().for_each(|entry| self.shared.kept.borrow_mut().push(entry));
+        for entry in entries {
+            self.shared.kept.borrow_mut().push(entry);
+        }
         if membership {
             self.membership_changed();
         }

@@ -75,10 +75,7 @@ pub enum PeerError {
 impl PeerError {
     /// The request was certainly not handed to the peer.
     pub fn not_sent(&self) -> bool {
-        matches!(
-            self,
-            Self::UnknownNode | Self::Unreachable(_) | Self::Busy | Self::Superseded
-        )
+        matches!(self, Self::UnknownNode | Self::Unreachable(_) | Self::Busy | Self::Superseded)
     }
 }
 
@@ -127,7 +124,7 @@ pub struct Peers<E: Env> {
 }
 
 /// The same refusal of the same node is logged at most this often.
-const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+const SAY_AGAIN_AFTER: Duration = Duration::from_mins(1);
 
 impl<E: Env> Peers<E> {
     /// Without addresses, groups and service: those are told later. `shard` is any shard of this
