@@ -16,7 +16,7 @@
 //! - Without a single waiter nothing is sent; one extra round at most is under way, whatever the
 //!   number of waiters.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
@@ -42,6 +42,8 @@ struct Inner {
     own: bool,
     /// The first entry of that leadership is applied.
     established: bool,
+    /// The WAL failed: this node leads no more in this process's life.
+    failed: bool,
     voters: Vec<BTreeSet<u64>>,
     /// The last number taken.
     last: u64,
@@ -80,7 +82,19 @@ impl Rounds {
             return;
         }
         inner.asked = Some(vote.leader_id);
-        inner.own = vote.leader_id.node_id == self.me;
+        inner.own = vote.leader_id.node_id == self.me && !inner.failed;
+        self.end(inner);
+    }
+
+    /// The WAL failed: nothing is confirmed any more.
+    pub(crate) fn fail(&self) {
+        let mut inner = self.inner.borrow_mut();
+        inner.failed = true;
+        inner.own = false;
+        self.end(inner);
+    }
+
+    fn end(&self, mut inner: RefMut<'_, Inner>) {
         inner.established = false;
         inner.targets.clear();
         let waiters = std::mem::take(&mut inner.waiters);

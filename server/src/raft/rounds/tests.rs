@@ -206,3 +206,18 @@ fn a_change_of_leadership_is_announced_once() {
     rounds.asked(&vote(3, 1, true));
     assert!(!changed());
 }
+
+#[test]
+fn a_failed_wal_ends_leadership_for_good() {
+    let rounds = leading(&[&[1, 2, 3]]);
+    let mut renewal = Confirm::new(&rounds);
+    let sent = frame(&rounds, 2);
+    assert!(sent.hand_over());
+    rounds.fail();
+    assert_eq!(renewal.poll(), Some(Err(Ended)));
+    sent.accepted();
+    assert_eq!(rounds.leadership(), None);
+    rounds.asked(&vote(9, 1, true));
+    rounds.applied(&LeaderId { term: 9, node_id: 1 });
+    assert_eq!(rounds.leadership(), None);
+}
