@@ -281,3 +281,6 @@ impl StateReader {
         Ok(state)
     }
 }
+
+#[cfg(test)]
+mod tests;
