@@ -4,6 +4,7 @@ mod raft_support;
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -12,8 +13,9 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{DiskId, LeaseId, NodeId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::peer::{self, AppendRequest, Ballot, EntryBody, LogEntry, Position};
-use leasehold_server::disk::sim::Tear;
+use leasehold_server::disk::sim::{Io, Tear};
 use leasehold_server::raft::peers::{Class, PeerError};
+use leasehold_server::raft::{ConfirmError, GroupSpec};
 use leasehold_server::rt::sim::SimRt;
 use openraft::AsyncRuntime;
 use raft_support::{Cluster, SHARD, disk, opening, run, sleep_ms};
@@ -55,7 +57,7 @@ fn acknowledged_writes_survive_power_cuts() {
     let mut acknowledged = 0;
     for seed in 0..3 {
         run(10 + seed, async {
-            let small = |spec: &mut leasehold_server::raft::GroupSpec| {
+            let small = |spec: &mut GroupSpec| {
                 spec.snapshot_entries = 100;
                 spec.log_keep = 200;
             };
@@ -175,5 +177,58 @@ fn impossible_messages_of_a_member_are_refused() {
         cluster.open_lease(1).await;
         cluster.agree().await;
         assert_eq!(cluster.leader().await.0, leader, "nobody was disturbed");
+    });
+}
+
+#[test]
+fn a_failing_disk_ends_leadership_and_the_others_go_on() {
+    run(3, async {
+        let cluster = Cluster::formed(3).await;
+        cluster.open_lease(0).await;
+        let (old, leadership) = cluster.leader().await;
+        let group = cluster.group(old);
+        cluster.machine(old).disk.borrow().fail(Io::Sync, 0, io::ErrorKind::Other);
+        // The others are a quorum: the write may well succeed, but nothing after the failure does.
+        let _either = group.propose(leadership, opening(1)).await;
+        let reason = SimRt::timeout(Duration::from_secs(5), group.failed()).await;
+        assert!(reason.expect("the engine stops").contains("failed"));
+        assert_eq!(group.leadership(), None);
+        assert_eq!(group.confirm(leadership).await, Err(ConfirmError::NotLeader));
+        assert!(cluster.running(old).wal.failed().is_some());
+        cluster.leader_but(old).await;
+        cluster.kill(old);
+        assert!(matches!(cluster.open_lease(2).await, Outcome::Opened { .. }));
+        cluster.start(old).await.expect("the disk works again");
+        cluster.agree().await;
+    });
+}
+
+#[test]
+fn a_disk_that_fails_under_an_arriving_snapshot_stops_the_node() {
+    run(4, async {
+        // Node 3 takes none of its own.
+        let away = 3;
+        let spec = |spec: &mut GroupSpec| {
+            if spec.node.0 != 3 {
+                spec.snapshot_entries = 20;
+                spec.log_keep = 40;
+            }
+        };
+        let cluster = Cluster::formed_with(3, spec).await;
+        assert_ne!(cluster.leader().await.0, away);
+        cluster.kill(away);
+        for secret in 0..150 {
+            cluster.open_lease(secret).await;
+        }
+        let disk = cluster.machine(away).disk.borrow().clone();
+        disk.fail(Io::Write, 0, io::ErrorKind::StorageFull);
+        cluster.start(away).await.expect("nothing is written to a draft at start");
+        let group = cluster.group(away);
+        let reason = SimRt::timeout(Duration::from_secs(5), group.failed()).await;
+        let reason = reason.expect("the group stops");
+        assert!(reason.starts_with("a snapshot: "), "{reason}");
+        cluster.kill(away);
+        cluster.start(away).await.expect("the disk works again");
+        cluster.agree().await;
     });
 }

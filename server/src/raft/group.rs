@@ -34,11 +34,11 @@ use super::types::{EntryData, Leadership, LogId, Member, RaftTypes};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
-/// Longest batch that is proposed, in bytes.
-pub const BATCH_LEN_MAX: usize = 1024 * 1024;
+/// Longest batch that is proposed, in bytes. A WAL takes it if its segments have 1 MiB or more.
+pub const BATCH_LEN_MAX: usize = 128 * 1024;
 
 /// Longest wait for a snapshot before its log is cut; it goes on by itself.
-const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Why a group was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -170,6 +170,8 @@ pub struct Group<E: Env> {
     pub(super) peers: Rc<Peers<E>>,
     pub(super) snapshots: Rc<Snapshots<E>>,
     pub(super) receiving: RefCell<Option<Receiving<E>>>,
+    /// Why the group stopped by itself, if the engine does not know.
+    broken: RefCell<Option<String>>,
     stopped: Rc<Signal>,
 }
 
@@ -178,7 +180,6 @@ impl<E: Env> Group<E> {
     ///
     /// `state` is replaced by the newest sound snapshot's, and everything known to be committed is
     /// applied to it, before this returns. It must not be borrowed across an await.
-    #[expect(clippy::too_many_arguments, reason = "each is a part that somebody else owns")]
     pub async fn open(
         spec: GroupSpec,
         wal: WalShard<E>,
@@ -206,8 +207,9 @@ impl<E: Env> Group<E> {
         let raft = Raft::new(spec.node.0, config, network, log.clone(), machine)
             .await
             .map_err(|error| GroupError::Engine(error.to_string()))?;
-        let (stopped, receiving) = (Rc::default(), RefCell::default());
-        let group = Rc::new(Self { spec, raft, log, rounds, peers, snapshots, receiving, stopped });
+        let (stopped, receiving, broken) = (Rc::default(), RefCell::default(), RefCell::default());
+        let group = Self { spec, raft, log, rounds, peers, snapshots, receiving, broken, stopped };
+        let group = Rc::new(group);
         let service: Rc<dyn RaftService> = group.clone();
         group.peers.register(group.spec.shard, Rc::downgrade(&service));
         group.start_rounds();
@@ -379,17 +381,28 @@ impl<E: Env> Group<E> {
         let _stopped = compact::<E>(&self.raft, &self.snapshots).await;
     }
 
-    /// Resolves, with the reason, when the engine stopped by itself: the node must exit.
+    /// Resolves, with the reason, when the group stopped by itself: the node must exit.
     pub async fn failed(&self) -> String {
         let mut metrics = self.raft.metrics();
         loop {
-            if let Err(fatal) = &metrics.borrow_and_update().running_state {
+            let running = metrics.borrow_and_update().running_state.clone();
+            if let Some(reason) = self.broken.borrow().clone() {
+                return reason;
+            }
+            if let Err(fatal) = running {
                 return fatal.to_string();
             }
             if metrics.changed().await.is_err() {
                 return "the engine is gone".to_owned();
             }
         }
+    }
+
+    /// The disk failed under a snapshot: the group stops at once and for good.
+    pub(super) async fn disk_failed(&self, error: &io::Error) {
+        self.rounds.fail();
+        self.broken.borrow_mut().get_or_insert(format!("a snapshot: {error}"));
+        self.shutdown().await;
     }
 
     /// Stops the group. Its proposals end as `Unknown`.

@@ -124,7 +124,7 @@ pub struct Peers<E: Env> {
 }
 
 /// The same refusal of the same node is logged at most this often.
-const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+const SAY_AGAIN_AFTER: Duration = Duration::from_mins(1);
 
 impl<E: Env> Peers<E> {
     /// Without addresses, groups and service: those are told later. `shard` is any shard of this

@@ -241,7 +241,7 @@ impl<E: Env> RaftSnapshotBuilder<RaftTypes<E>> for Builder<E> {
         let mut draft = snapshots.draft(&name).await?;
         let (mut writer, bytes) = FileWriter::new(snapshots.owner, &self.meta);
         draft.write(&bytes).await?;
-        while let Some(chunk) = self.encoder.next() {
+        for chunk in self.encoder.by_ref() {
             draft.write(&writer.chunk(&chunk)).await?;
             // Others get their turn however fast the disk is.
             RaftTypes::<E>::yield_now().await;
@@ -281,3 +281,6 @@ impl StateReader {
         Ok(state)
     }
 }
+
+#[cfg(test)]
+mod tests;
