@@ -2,8 +2,8 @@
 
 mod raft_support;
 
-use futures_util::{FutureExt, StreamExt};
 use futures_util::stream::FuturesOrdered;
+use futures_util::{FutureExt, StreamExt};
 use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::outcome::Outcome;
 use leasehold_server::env::Disk;
@@ -56,10 +56,8 @@ fn a_follower_behind_the_purged_log_gets_a_snapshot() {
         for secret in 0..150 {
             cluster.open_lease(secret).await;
         }
-        until("the leader took snapshots", || {
-            cluster.group(leader).status().snapshot_index >= 100
-        })
-        .await;
+        until("the leader took snapshots", || cluster.group(leader).status().snapshot_index >= 100)
+            .await;
         cluster.start(away).await.unwrap();
         for secret in 150..170 {
             cluster.open_lease(secret).await;

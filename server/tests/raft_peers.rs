@@ -142,7 +142,8 @@ fn peers_with_the_secret_talk_on_every_class() {
 fn another_secret_is_refused_by_both_sides() {
     run(2, async {
         let net = net();
-        let one = start(&net, Identity { secret: b"guess".as_slice().into(), ..identity(1) }, &addr(1));
+        let one =
+            start(&net, Identity { secret: b"guess".as_slice().into(), ..identity(1) }, &addr(1));
         let two = start(&net, identity(2), &addr(2));
         refused_with(&ask(&one, 2).await, "auth_failed");
         refused_with(&ask(&two, 1).await, "auth_failed");
@@ -179,7 +180,8 @@ fn before_its_birth_a_node_is_heard_only_about_births() {
         not_ready(ask(&one, 2).await);
         not_ready(ask(&two, 1).await);
         let (peers, class) = (one.peers.clone(), Class::Forward);
-        let birth = async move { peers.call(NodeId(2), class, peer::BIRTH_MIN, b"b", PATIENCE).await };
+        let birth =
+            async move { peers.call(NodeId(2), class, peer::BIRTH_MIN, b"b", PATIENCE).await };
         let birth = SimWorld::current().spawn_in(one.domain, birth).await.unwrap();
         assert_eq!(birth, Ok(b"b".to_vec()));
         // Once it belongs to the cluster, its connections are made anew and everything passes.

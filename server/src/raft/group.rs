@@ -30,7 +30,7 @@ use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
 use super::spec::{GroupSpec, SpecError};
 use super::storage::{Log, LogDamaged};
-use super::types::{EntryData, LogId, Leadership, Member, RaftTypes};
+use super::types::{EntryData, Leadership, LogId, Member, RaftTypes};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
@@ -197,19 +197,14 @@ impl<E: Env> Group<E> {
         connect(&spec, &log, loaded.as_ref())?;
         let rounds = log.rounds().clone();
         let progress = Progress::new(spec.snapshot_bytes);
-        let network = Network {
-            shard: spec.shard,
-            peers: peers.clone(),
-            rounds: rounds.clone(),
-        };
+        let network = Network { shard: spec.shard, peers: peers.clone(), rounds: rounds.clone() };
         let machine =
             Machine::new(state, sink, snapshots.clone(), log.clone(), progress.clone(), loaded);
         let raft = Raft::new(spec.node.0, config, network, log.clone(), machine)
             .await
             .map_err(|error| GroupError::Engine(error.to_string()))?;
         let (stopped, receiving) = (Rc::default(), RefCell::default());
-        let group =
-            Rc::new(Self { spec, raft, log, rounds, peers, snapshots, receiving, stopped });
+        let group = Rc::new(Self { spec, raft, log, rounds, peers, snapshots, receiving, stopped });
         group.peers.register(group.spec.shard, group.clone());
         group.clone().start_rounds();
         group.clone().start_snapshots(progress);

@@ -19,9 +19,7 @@ use super::rounds::Rounds;
 use super::signal::Signal;
 use super::snapshot::{Builder, Built, Loaded, SnapshotFile, Snapshots};
 use super::storage::Log;
-use super::types::{
-    Applied, Entry, EntryData, LogId, RaftTypes, SnapshotMeta, StoredMembership,
-};
+use super::types::{Applied, Entry, EntryData, LogId, RaftTypes, SnapshotMeta, StoredMembership};
 use crate::env::Env;
 
 /// Commands applied in one go before others get their turn.
@@ -171,10 +169,8 @@ impl<E: Env> RaftStateMachine<RaftTypes<E>> for Machine<E> {
 
     async fn get_snapshot_builder(&mut self) -> Builder<E> {
         self.progress.since_snapshot.set(0);
-        let meta = SnapshotMeta {
-            last_log_id: self.applied,
-            last_membership: self.membership.clone(),
-        };
+        let meta =
+            SnapshotMeta { last_log_id: self.applied, last_membership: self.membership.clone() };
         Builder::new(self.snapshots.clone(), meta, &self.state.borrow())
     }
 

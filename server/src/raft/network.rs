@@ -10,18 +10,16 @@ use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, LocalBoxStream, Stream, StreamExt};
-use futures_util::FutureExt;
 use leasehold_protocol::codec::{self, Body};
 use leasehold_protocol::ids::{DiskId, NodeId, ShardId};
 use leasehold_protocol::peer::{
     self, AppendAnswer, AppendRequest, SnapshotAnswer, SnapshotBegin, SnapshotChunk, SnapshotEnd,
     TransferAnswer, VoteAnswer,
 };
-use openraft::errors::{
-    NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable,
-};
+use openraft::errors::{NetworkError, RPCError, ReplicationClosed, StreamingError, Unreachable};
 use openraft::network::{Backoff, RPCOption, RaftNetworkFactory, RaftNetworkV2};
 use openraft::raft::{
     AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, StreamAppendError,
@@ -103,11 +101,7 @@ pub(crate) struct Client<E: Env> {
 
 impl<E: Env> Clone for Client<E> {
     fn clone(&self) -> Self {
-        Self {
-            peers: self.peers.clone(),
-            rounds: self.rounds.clone(),
-            ..*self
-        }
+        Self { peers: self.peers.clone(), rounds: self.rounds.clone(), ..*self }
     }
 }
 
@@ -347,9 +341,8 @@ where
         let Some(oldest) = self.under_way.front_mut() else {
             return Step::Input(self.input.next().await);
         };
-        let input = async {
-            if has_room { self.input.next().await } else { std::future::pending().await }
-        };
+        let input =
+            async { if has_room { self.input.next().await } else { std::future::pending().await } };
         match E::Rt::timeout(SILENCE_MAX / 2, E::Rt::select2(oldest, input)).await {
             Ok(Select2::First(answered)) => {
                 self.under_way.pop_front();
@@ -396,8 +389,9 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
             };
             let client = self.clone();
             if self.class == Class::Heartbeat {
-                let answer =
-                    async move { client.append(Class::Heartbeat, first).await?.result::<E>().await };
+                let answer = async move {
+                    client.append(Class::Heartbeat, first).await?.result::<E>().await
+                };
                 return Ok(stream::once(answer).boxed_local());
             }
             let (under_way, sizes) = (VecDeque::new(), VecDeque::new());

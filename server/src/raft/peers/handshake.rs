@@ -230,9 +230,8 @@ fn check_hello(me: &Identity, hello: &PeerHello) -> Result<Class, Refusal> {
     }
     if hello.version_min > VERSION_MAX || hello.version_max < VERSION_MIN {
         let (theirs, theirs_max) = (hello.version_min, hello.version_max);
-        let text = format!(
-            "versions {theirs} to {theirs_max} there, {VERSION_MIN} to {VERSION_MAX} here"
-        );
+        let text =
+            format!("versions {theirs} to {theirs_max} there, {VERSION_MIN} to {VERSION_MAX} here");
         return Err(Refusal::new(ErrorCode::UNSUPPORTED_VERSION, text));
     }
     check_expected(hello.to, me.node)?;
@@ -300,8 +299,8 @@ impl Transcript {
     }
 
     fn check(&self, secret: &[u8], side: &[u8], proof: &[u8]) -> Result<(), Refusal> {
-        self.mac(secret, side).verify_slice(proof).map_err(|_| {
-            Refusal::new(ErrorCode::AUTH_FAILED, "the cluster secret was not proved")
-        })
+        self.mac(secret, side)
+            .verify_slice(proof)
+            .map_err(|_| Refusal::new(ErrorCode::AUTH_FAILED, "the cluster secret was not proved"))
     }
 }

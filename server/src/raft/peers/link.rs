@@ -21,8 +21,8 @@ use leasehold_protocol::peer;
 use openraft::AsyncRuntime;
 use openraft::async_runtime::Select2;
 
-use super::identity::PeerInfo;
 use super::PeerError;
+use super::identity::PeerInfo;
 use crate::env::{ByteReader, ByteWriter, Clock, Env, MonoTime, Net};
 use crate::raft::rounds::Stamp;
 use crate::raft::signal::Signal;

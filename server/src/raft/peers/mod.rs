@@ -75,10 +75,7 @@ pub enum PeerError {
 impl PeerError {
     /// The request was certainly not handed to the peer.
     pub fn not_sent(&self) -> bool {
-        matches!(
-            self,
-            Self::UnknownNode | Self::Unreachable(_) | Self::Busy | Self::Superseded
-        )
+        matches!(self, Self::UnknownNode | Self::Unreachable(_) | Self::Busy | Self::Superseded)
     }
 }
 
