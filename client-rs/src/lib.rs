@@ -1,1 +1,67 @@
-//! (in the making)
+//! The client of Leasehold, a distributed lock service with leases and fencing tokens.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), leasehold::Error> {
+//! use std::time::Duration;
+//! use leasehold::{Client, HoldState};
+//!
+//! let client = Client::connect("10.0.0.1:7101,10.0.0.2:7101,10.0.0.3:7101").await?;
+//! let session = client.session(Duration::from_secs(15))?;
+//!
+//! let guard = session.lock("accounts/42").value("worker-7").acquire().await?;
+//! let token = guard.token(); // goes into every write that the lock protects
+//! if let HoldState::Lost(cause) = guard.state() {
+//!     println!("stop: {} was lost ({})", guard.key(), cause.name());
+//! }
+//! tokio::select! {
+//!     cause = guard.lost() => println!("lost: {}", cause.name()),
+//!     () = work(token) => guard.release().await?,
+//! }
+//! # Ok(())
+//! # }
+//! # async fn work(_: leasehold::Token) {}
+//! ```
+//!
+//! # What a holder may believe
+//!
+//! A hold is *held*, *at risk* (renewals are overdue or its end is decided; the cause and the time
+//! left are told), or *lost*. Validity is counted from before the send of the last acknowledged
+//! renewal, less a margin, on a clock that runs through suspend, and compared at each call. A hold
+//! that was lost never comes back, and nothing renews it.
+//!
+//! What a lock alone cannot give: a process that is paused between looking at its guard and acting
+//! acts late. Only a resource that checks tokens is safe from that.
+//!
+//! # Retries
+//!
+//! Every command has a number; a retry repeats it and gets the outcome of the first execution. So
+//! calls here hide the loss of connections, nodes and leaders until their deadline, and an acquire
+//! that waits keeps its place in the queue.
+#![forbid(unsafe_code)]
+
+mod client;
+mod clock;
+mod config;
+mod core;
+mod error;
+mod guard;
+mod io;
+mod session;
+
+pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
+pub use leasehold_protocol::ids::{ClusterId, LeaseId, NodeId, Revision, ShardId, Token};
+pub use leasehold_protocol::reply::{
+    Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
+    StatusReply, Waiter,
+};
+pub use leasehold_protocol::request::Freshness;
+
+pub use crate::client::{Client, Forced, KeyRead};
+pub use crate::config::{Config, parse_endpoints};
+pub use crate::core::{HoldState, LossCause, RiskCause};
+pub use crate::error::{
+    AcquireError, CallError, CloseError, ConfigError, ConnectError, Error, Failure, ReleaseError,
+    RenewError, SessionError,
+};
+pub use crate::guard::{Guard, HoldWatch};
+pub use crate::session::{LockRequest, Session};

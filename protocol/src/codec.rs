@@ -140,7 +140,12 @@ impl Request {
     /// Appends this request's frame to `out`; on error `out` is as before.
     pub fn encode_frame(&self, id: RequestId, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let header = Header::new(self.kind(), id);
-        frame::append(header, CLIENT_BODY_MAX, out, |out| match self {
+        frame::append(header, CLIENT_BODY_MAX, out, |out| self.encode_body(out))
+    }
+
+    /// Appends this request's body alone to `out`, for a frame that wraps it.
+    pub fn encode_body(&self, out: &mut Vec<u8>) {
+        match self {
             Self::Hello(body) => encode_into(body, out),
             Self::Command(body) => encode_into(body, out),
             Self::Renew(body) => encode_into(body, out),
@@ -151,7 +156,7 @@ impl Request {
             Self::Status(body) => encode_into(body, out),
             Self::Transfer(body) => encode_into(body, out),
             Self::Ping => {}
-        })
+        }
     }
 
     /// Reads the body of a request's frame and checks its counts.
@@ -221,7 +226,12 @@ impl Reply {
     /// Appends this reply's frame to `out`; on error `out` is as before.
     pub fn encode_frame(&self, id: RequestId, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let header = Header::new(self.kind(), id);
-        frame::append(header, REPLY_BODY_MAX, out, |out| match self {
+        frame::append(header, REPLY_BODY_MAX, out, |out| self.encode_body(out))
+    }
+
+    /// Appends this reply's body alone to `out`, for a frame that wraps it.
+    pub fn encode_body(&self, out: &mut Vec<u8>) {
+        match self {
             Self::Hello(body) => encode_into(body, out),
             Self::Outcome(body) => encode_into(body, out),
             Self::Renewed(body) => encode_into(body, out),
@@ -231,7 +241,7 @@ impl Reply {
             Self::Status(body) => encode_into(body, out),
             Self::Error(body) => encode_into(body, out),
             Self::Transferred | Self::Pong => {}
-        })
+        }
     }
 
     /// Reads the body of a reply's frame.
@@ -249,5 +259,96 @@ impl Reply {
             kind::ERROR => Self::Error(body_of(kind, body)?),
             _ => return Err(DecodeError::UnknownKind { kind }),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::vec;
+
+    use super::*;
+    use crate::command::Caller;
+    use crate::ids::{ClusterId, HoldSetVersion, LeaseId, Number, Secret, ShardId};
+    use crate::request::{
+        ClientHello, CommandRequest, Freshness, ListRequest, RenewItem, RenewRequest,
+        SessionsRequest,
+    };
+
+    fn with_acks(count: usize) -> [Request; 3] {
+        let caller = Caller {
+            lease: LeaseId(1),
+            secret: Secret::default(),
+            number: Number(1),
+            floor: Number(0),
+            acks: vec![Number(1); count],
+        };
+        let (key, token) = (vec![b'k'], crate::ids::Token(1));
+        [
+            Command::Acquire {
+                caller: caller.clone(),
+                key: key.clone(),
+                mode: crate::ids::Mode::EXCLUSIVE,
+                own: None,
+                value: vec![],
+                wait_ms: 0,
+            },
+            Command::Cancel { caller: caller.clone(), release_if_granted: true },
+            Command::Release { caller, key, token },
+        ]
+        .map(|command| {
+            Request::Command(CommandRequest { shard: ShardId(0), timeout_ms: 1, command })
+        })
+    }
+
+    fn with_items(count: usize) -> Request {
+        let item =
+            RenewItem { lease: LeaseId(1), secret: Secret::default(), version: HoldSetVersion(1) };
+        Request::Renew(RenewRequest { shard: ShardId(0), timeout_ms: 1, items: vec![item; count] })
+    }
+
+    fn with_auth(count: usize) -> Request {
+        Request::Hello(ClientHello {
+            magic: frame::MAGIC,
+            version_min: 1,
+            version_max: 1,
+            cluster: ClusterId::UNKNOWN,
+            features: 0,
+            auth: vec![1; count],
+        })
+    }
+
+    fn with_limit(limit: u32) -> [Request; 2] {
+        let (shard, timeout_ms) = (ShardId(0), 1);
+        [
+            Request::List(ListRequest {
+                shard,
+                prefix: vec![],
+                after: vec![],
+                limit,
+                freshness: Freshness::Stale,
+                timeout_ms,
+            }),
+            Request::Sessions(SessionsRequest { shard, after: LeaseId(0), limit, timeout_ms }),
+        ]
+    }
+
+    fn decoded(request: &Request) -> Result<Request, ErrorCode> {
+        let mut out = Vec::new();
+        request.encode_frame(RequestId(1), &mut out).unwrap();
+        Request::decode(request.kind(), &out[frame::BODY_AT..]).map_err(DecodeError::code)
+    }
+
+    #[test]
+    fn every_count_is_taken_at_its_bound_and_refused_above() {
+        let at_bound = [with_items(RENEW_BATCH_MAX), with_auth(AUTH_LEN_MAX)];
+        let all = at_bound.into_iter().chain(with_acks(ACKS_MAX)).chain(with_limit(PAGE_LEN_MAX));
+        for request in all {
+            assert_eq!(decoded(&request), Ok(request));
+        }
+        let above = [with_items(RENEW_BATCH_MAX + 1), with_auth(AUTH_LEN_MAX + 1)];
+        let all = above.into_iter().chain(with_acks(ACKS_MAX + 1)).chain(with_limit(257));
+        for request in all {
+            assert_eq!(decoded(&request), Err(ErrorCode::TOO_MANY_ITEMS), "{request:?}");
+        }
     }
 }

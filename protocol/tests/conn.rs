@@ -14,12 +14,12 @@ use leasehold_protocol::frame::{self, Decoder, Foreign, FrameError, Header, VERS
 use leasehold_protocol::ids::{ClusterId, RequestId, ShardId};
 use leasehold_protocol::kind;
 use leasehold_protocol::limits::{
-    CLIENT_BODY_MAX, HANDSHAKE_MS_MAX, HELLO_BODY_MAX, IDLE_MS_MAX, IN_FLIGHT_MAX,
+    CLIENT_BODY_MAX, HANDSHAKE_MS_MAX, HEADER_LEN, HELLO_BODY_MAX, IDLE_MS_MAX, IN_FLIGHT_MAX,
     IN_FLIGHT_RESERVE, OUTPUT_LEN_HIGH, OUTPUT_LEN_MAX, PING_AFTER_MS, REPLY_BODY_MAX,
 };
 use leasehold_protocol::reply::{ErrorReply, HeldKey, HoldsReply, Reply, ServerHello};
 use leasehold_protocol::request::{
-    ClientHello, HoldsRequest, Request, SessionsRequest, StatusRequest,
+    ClientHello, HoldsRequest, RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest,
 };
 
 const MS: u64 = 1_000_000;
@@ -223,6 +223,21 @@ fn a_client_refuses_a_hello_that_it_could_not_live_with() {
 }
 
 #[test]
+fn a_hello_or_an_answer_to_something_else_is_no_answer_to_the_hello() {
+    for (id, reply) in [(2, Reply::Hello(server_hello())), (1, granted()), (1, Reply::Pong)] {
+        let mut client = ClientConn::new(CLUSTER, vec![], 0).unwrap();
+        let mut out = Vec::new();
+        reply.encode_frame(RequestId(id), &mut out).unwrap();
+        client.feed(&out, 0);
+        let Some(ClientEvent::Closed(CloseReason::Refused { code, .. })) = client.poll_event()
+        else {
+            panic!("closed");
+        };
+        assert_eq!(code, ErrorCode::HANDSHAKE_EXPECTED);
+    }
+}
+
+#[test]
 fn nothing_comes_before_the_hello() {
     let mut server = ServerConn::new(CLUSTER, 0);
     server.feed(&frame_of(&acquire(), 3), 0);
@@ -300,7 +315,6 @@ fn a_bad_body_costs_its_own_request_only() {
     put(99, 3, 0, VERSION_MAX);
     put(kind::OUTCOME, 4, 0, VERSION_MAX);
     put(kind::PEER_MAX, 5, 0, VERSION_MAX);
-    put(kind::GET, 6, 1, VERSION_MAX);
     put(kind::GET, 7, 0, VERSION_MAX + 1);
     out.extend(frame_of(&acquire(), 0));
     out.extend(frame_of(&Request::Hello(client_hello()), 8));
@@ -319,7 +333,6 @@ fn a_bad_body_costs_its_own_request_only() {
         (3, ErrorCode::UNKNOWN_KIND),
         (4, ErrorCode::UNKNOWN_KIND),
         (5, ErrorCode::UNKNOWN_KIND),
-        (6, ErrorCode::MALFORMED),
         (7, ErrorCode::UNSUPPORTED_VERSION),
         (0, ErrorCode::MALFORMED),
         (8, ErrorCode::MALFORMED),
@@ -328,6 +341,51 @@ fn a_bad_body_costs_its_own_request_only() {
     assert_eq!(errors_of(&mut server), expected);
     assert_eq!(server.in_flight_len(), 0);
     assert_goes_on(&mut server);
+}
+
+#[test]
+fn a_flag_that_is_not_defined_is_never_ignored() {
+    let mut server = open_server();
+    let mut out = Vec::new();
+    let header = Header { flags: 1 << 15, ..Header::new(kind::STATUS, RequestId(6)) };
+    encode_frame(header, &StatusRequest { timeout_ms: 1 }, 64, &mut out).unwrap();
+    server.feed(&out, 0);
+    assert_eq!(server.poll_event(), None);
+    assert_eq!(errors_of(&mut server), [(6, ErrorCode::MALFORMED)]);
+
+    for header in [
+        Header { flags: 1, ..Header::new(kind::PONG, RequestId(9)) },
+        Header { version: VERSION_MAX + 1, ..Header::new(kind::PONG, RequestId(9)) },
+    ] {
+        let (mut client, _) = open_pair();
+        let mut out = Vec::new();
+        frame::append(header, 0, &mut out, |_| ()).unwrap();
+        client.feed(&out, 0);
+        let event = client.poll_event();
+        assert!(
+            matches!(event, Some(ClientEvent::Closed(CloseReason::Refused { .. }))),
+            "{event:?}"
+        );
+    }
+}
+
+#[test]
+fn after_the_handshake_frames_are_long() {
+    let mut server = open_server();
+    let item = RenewItem {
+        lease: leasehold_protocol::ids::LeaseId(1),
+        secret: leasehold_protocol::ids::Secret::default(),
+        version: leasehold_protocol::ids::HoldSetVersion(1),
+    };
+    let renew = RenewRequest { shard: ShardId(0), timeout_ms: 1, items: vec![item; 1_024] };
+    server.feed(&frame_of(&Request::Renew(renew), 2), 0);
+    assert!(matches!(server.poll_event(), Some(ServerEvent::Request { id: RequestId(2), .. })));
+    server.feed(&u32::try_from(HEADER_LEN + CLIENT_BODY_MAX).unwrap().to_le_bytes(), 0);
+    assert_eq!(server.poll_event(), None);
+
+    let mut server = open_server();
+    server.feed(&u32::try_from(HEADER_LEN + CLIENT_BODY_MAX + 1).unwrap().to_le_bytes(), 0);
+    assert!(matches!(server.poll_event(), Some(ServerEvent::Closed(_))));
 }
 
 #[test]
@@ -375,6 +433,7 @@ fn an_id_in_flight_twice_cannot_be_answered_and_costs_the_connection() {
     server.feed(&frame_of(&acquire(), 4), 0);
     assert_eq!(closed_code(server.poll_event()), ErrorCode::MALFORMED);
     assert_eq!(errors_of(&mut server), [(0, ErrorCode::MALFORMED)]);
+    assert_eq!((server.in_flight_len(), server.is_in_flight(RequestId(4))), (0, false));
     assert_eq!(server.reply(RequestId(4), &granted()), Answer::Dropped);
     assert_eq!(server.output_len(), 0);
 }

@@ -1,7 +1,18 @@
 //! Leasehold's server: see `docs/ARCHITECTURE.md` for how the parts fit.
 
+pub mod admin;
+pub mod cli;
+pub mod config;
 pub mod disk;
 pub mod env;
+pub mod error;
+pub mod identity;
+pub mod lease;
+pub mod net;
+pub mod node;
 pub mod raft;
 pub mod rt;
+pub mod shard;
+pub mod shutdown;
+pub mod trace;
 pub mod wal;

@@ -106,8 +106,8 @@ fn reads_go_past_the_cache_and_return_exactly_what_was_asked_for() {
             let found = disk.read_at("file", offset as u64, len).await.unwrap();
             assert!(found == content[offset..end], "{len} bytes at {offset}");
         }
-        assert_eq!(disk.read_at("file", 700_001, 10).await.unwrap(), []);
-        assert_eq!(disk.read_at("file", 1 << 40, 10).await.unwrap(), []);
+        assert!(disk.read_at("file", 700_001, 10).await.unwrap().is_empty());
+        assert!(disk.read_at("file", 1 << 40, 10).await.unwrap().is_empty());
         assert!(disk.read("absent").await.is_err());
         assert!(disk.reads_directly(), "this directory's file system is known to allow it");
     });

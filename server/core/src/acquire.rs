@@ -8,7 +8,7 @@ use leasehold_protocol::limits::QUEUE_LEN_MAX;
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::shard::{check_key, check_mode, check_ttl_ms, check_value};
 
-use crate::blob::{Blob, Key};
+use crate::blob::{Blob, Key, KeyRef};
 use crate::digest;
 use crate::memory::{Answer, Kind};
 use crate::retry::{Ticket, check_acks, print_of_acquire, print_of_cancel};
@@ -60,25 +60,32 @@ impl State {
             Ok(ticket) => ticket,
             Err(outcome) => return outcome,
         };
-        match self.judge(ticket.lease, request, wait_ms) {
+        let key = KeyRef::new(request.key);
+        match self.judge(ticket.lease, key, request, wait_ms) {
             Verdict::Busy(code) => self.refusal(code, Token(0)),
             Verdict::Refuse(code, token) => self.remember_refusal(step, ticket, code, token),
             Verdict::Grant => {
                 self.raise(step);
-                let key = self.shared_key(request.key);
+                let key = self.shared_key(key);
                 let waiter = waiter(ticket, request, wait_ms);
                 let grant = self.grant(step, &key, waiter);
                 self.remember(step, ticket, Outcome::Granted(grant))
             }
             Verdict::Queue => {
-                let key = self.shared_key(request.key);
+                let key = self.shared_key(key);
                 self.enqueue(step, ticket, &key, waiter(ticket, request, wait_ms))
             }
         }
     }
 
-    fn judge(&self, caller: LeaseId, request: &Request<'_>, wait_ms: u32) -> Verdict {
-        let key = self.keys.get(request.key);
+    fn judge(
+        &self,
+        caller: LeaseId,
+        key: KeyRef<'_>,
+        request: &Request<'_>,
+        wait_ms: u32,
+    ) -> Verdict {
+        let key = self.keys.get(&key);
         if let Some(hold) = key.and_then(|key| key.holds.get(&caller)) {
             return Verdict::Refuse(ErrorCode::ALREADY_HELD, hold.token);
         }
@@ -112,14 +119,9 @@ impl State {
         Verdict::Queue
     }
 
-    /// The key's one shared copy, with an entry in the table.
-    fn shared_key(&mut self, key: &[u8]) -> Key {
-        if let Some((key, _)) = self.keys.get_entry(key) {
-            return key.clone();
-        }
-        let key = Key::from(key);
-        self.keys.insert(key.clone(), KeyState::default());
-        key
+    /// The key's one shared copy, or a new one for a key that is not in the table yet.
+    fn shared_key(&self, key: KeyRef<'_>) -> Key {
+        self.keys.get_entry(&key).map_or_else(|| key.to_key(), |(key, _)| key.clone())
     }
 
     fn enqueue(
@@ -144,7 +146,7 @@ impl State {
         self.sum.add(digest::waiter(key, place, &waiter));
         entry.queue.insert(place, waiter);
         entry.places.insert(ticket.lease, place);
-        let lease = self.leases.get_mut(&ticket.lease).expect("the caller was admitted");
+        let lease = self.leases.lease_mut(ticket.lease).expect("the caller was admitted");
         lease.claims.insert(ticket.number.0, Claim::Wait(key.clone()));
         lease.waits += 1;
         self.remember_waiting(step, ticket);

@@ -15,7 +15,7 @@
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
-use core::borrow::Borrow;
+use core::cmp::Ordering;
 use core::ops::Bound;
 
 /// Most entries of a leaf and most children of an inner node.
@@ -23,10 +23,29 @@ const NODE_LEN_MAX: usize = 32;
 /// A node this small looks for a neighbour to merge with.
 const NODE_LEN_SMALL: usize = NODE_LEN_MAX / 4;
 
+/// What an entry can be looked up by: its key, or something that compares with keys the same way.
+pub(crate) trait Probe<K> {
+    /// How this compares with a key.
+    fn cmp_with(&self, key: &K) -> Ordering;
+}
+
+impl<K: Ord> Probe<K> for K {
+    fn cmp_with(&self, key: &K) -> Ordering {
+        self.cmp(key)
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Node<K, V> {
-    Leaf(Vec<(K, V)>),
+    Leaf(Leaf<K, V>),
     Inner(Vec<Child<K, V>>),
+}
+
+/// Keys and values apart: a search touches the keys alone, close together.
+#[derive(Clone, Debug)]
+struct Leaf<K, V> {
+    keys: Vec<K>,
+    values: Vec<V>,
 }
 
 #[derive(Clone, Debug)]
@@ -51,27 +70,47 @@ impl<K, V> Default for Map<K, V> {
 impl<K, V> Node<K, V> {
     fn len(&self) -> usize {
         match self {
-            Self::Leaf(entries) => entries.len(),
+            Self::Leaf(leaf) => leaf.keys.len(),
             Self::Inner(children) => children.iter().map(|child| child.len).sum(),
         }
     }
 
     fn width(&self) -> usize {
         match self {
-            Self::Leaf(entries) => entries.len(),
+            Self::Leaf(leaf) => leaf.keys.len(),
             Self::Inner(children) => children.len(),
         }
     }
 }
 
 /// The child that a key belongs to: the last whose lower bound is not above it.
-fn child_index<K: Borrow<Q>, V, Q: Ord + ?Sized>(children: &[Child<K, V>], key: &Q) -> usize {
-    children.partition_point(|child| child.first.borrow() <= key).saturating_sub(1)
+fn child_index<K, V, Q: Probe<K> + ?Sized>(children: &[Child<K, V>], key: &Q) -> usize {
+    children.partition_point(|child| key.cmp_with(&child.first).is_ge()).saturating_sub(1)
 }
 
-fn find<K: Borrow<Q>, V, Q: Ord + ?Sized>(entries: &[(K, V)], key: &Q) -> Result<usize, usize> {
-    entries.binary_search_by(|(other, _)| other.borrow().cmp(key))
+impl<K, V> Leaf<K, V> {
+    fn find<Q: Probe<K> + ?Sized>(&self, key: &Q) -> Result<usize, usize> {
+        self.keys.binary_search_by(|other| key.cmp_with(other).reverse())
+    }
+
+    fn get(&self, index: usize) -> Option<(&K, &V)> {
+        Some((self.keys.get(index)?, self.values.get(index)?))
+    }
+
+    /// The entries from an index on.
+    fn iter_from(&self, index: usize) -> LeafIter<'_, K, V> {
+        self.keys[index..].iter().zip(&self.values[index..])
+    }
+
+    /// The right part of a leaf that grew too wide.
+    fn split(&mut self) -> Option<Self> {
+        let keys = split(&mut self.keys)?;
+        let values = split(&mut self.values).expect("as many values as keys");
+        Some(Self { keys, values })
+    }
 }
+
+type LeafIter<'a, K, V> = core::iter::Zip<core::slice::Iter<'a, K>, core::slice::Iter<'a, V>>;
 
 impl<K, V> Map<K, V> {
     /// Number of entries.
@@ -87,17 +126,13 @@ impl<K, V> Map<K, V> {
     /// The entry of a key.
     pub(crate) fn get_entry<Q>(&self, key: &Q) -> Option<(&K, &V)>
     where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
+        Q: Probe<K> + ?Sized,
     {
         let mut node = self.root.as_ref()?;
         loop {
             match &**node {
                 Node::Inner(children) => node = &children[child_index(children, key)].node,
-                Node::Leaf(entries) => {
-                    let (key, value) = &entries[find(entries, key).ok()?];
-                    return Some((key, value));
-                }
+                Node::Leaf(leaf) => return leaf.get(leaf.find(key).ok()?),
             }
         }
     }
@@ -105,8 +140,7 @@ impl<K, V> Map<K, V> {
     /// The value of a key.
     pub(crate) fn get<Q>(&self, key: &Q) -> Option<&V>
     where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
+        Q: Probe<K> + ?Sized,
     {
         self.get_entry(key).map(|(_, value)| value)
     }
@@ -114,8 +148,7 @@ impl<K, V> Map<K, V> {
     /// Number of entries below a key.
     pub(crate) fn rank<Q>(&self, key: &Q) -> usize
     where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
+        Q: Probe<K> + ?Sized,
     {
         let mut below = 0;
         let mut next = self.root.as_ref();
@@ -126,9 +159,7 @@ impl<K, V> Map<K, V> {
                     below += children[..index].iter().map(|child| child.len).sum::<usize>();
                     next = Some(&children[index].node);
                 }
-                Node::Leaf(entries) => {
-                    return below + find(entries, key).unwrap_or_else(|index| index);
-                }
+                Node::Leaf(leaf) => return below + leaf.find(key).unwrap_or_else(|index| index),
             }
         }
         below
@@ -140,7 +171,7 @@ impl<K, V> Map<K, V> {
         loop {
             match &**node {
                 Node::Inner(children) => node = &children.last()?.node,
-                Node::Leaf(entries) => return entries.last().map(|(key, value)| (key, value)),
+                Node::Leaf(leaf) => return leaf.get(leaf.keys.len() - 1),
             }
         }
     }
@@ -151,14 +182,14 @@ impl<K, V> Map<K, V> {
         loop {
             match &**node {
                 Node::Inner(children) => node = &children.first()?.node,
-                Node::Leaf(entries) => return entries.first().map(|(key, value)| (key, value)),
+                Node::Leaf(leaf) => return leaf.get(0),
             }
         }
     }
 
     /// All entries in order.
     pub(crate) fn iter(&self) -> Iter<'_, K, V> {
-        let mut iter = Iter { inner: Vec::new(), leaf: [].iter() };
+        let mut iter = Iter { inner: Vec::new(), leaf: [].iter().zip(&[]) };
         if let Some(root) = &self.root {
             iter.descend_first(root);
         }
@@ -168,14 +199,13 @@ impl<K, V> Map<K, V> {
     /// The entries from a bound on, in order.
     pub(crate) fn iter_from<Q>(&self, from: Bound<&Q>) -> Iter<'_, K, V>
     where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
+        Q: Probe<K> + ?Sized,
     {
         let key = match from {
             Bound::Unbounded => return self.iter(),
             Bound::Included(key) | Bound::Excluded(key) => key,
         };
-        let mut iter = Iter { inner: Vec::new(), leaf: [].iter() };
+        let mut iter = Iter { inner: Vec::new(), leaf: [].iter().zip(&[]) };
         let mut next = self.root.as_ref();
         while let Some(node) = next {
             match &**node {
@@ -184,12 +214,12 @@ impl<K, V> Map<K, V> {
                     iter.inner.push(children[index + 1..].iter());
                     next = Some(&children[index].node);
                 }
-                Node::Leaf(entries) => {
-                    let index = match find(entries, key) {
+                Node::Leaf(leaf) => {
+                    let index = match leaf.find(key) {
                         Ok(index) if matches!(from, Bound::Excluded(_)) => index + 1,
                         Ok(index) | Err(index) => index,
                     };
-                    iter.leaf = entries[index..].iter();
+                    iter.leaf = leaf.iter_from(index);
                     next = None;
                 }
             }
@@ -202,8 +232,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     /// The value of a key, to change it in place.
     pub(crate) fn get_mut<Q>(&mut self, key: &Q) -> Option<&mut V>
     where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
+        Q: Probe<K> + ?Sized,
     {
         let mut node = self.root.as_mut()?;
         loop {
@@ -212,9 +241,9 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
                     let index = child_index(children, key);
                     node = &mut children[index].node;
                 }
-                Node::Leaf(entries) => {
-                    let index = find(entries, key).ok()?;
-                    return Some(&mut entries[index].1);
+                Node::Leaf(leaf) => {
+                    let index = leaf.find(key).ok()?;
+                    return Some(&mut leaf.values[index]);
                 }
             }
         }
@@ -223,9 +252,8 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     /// Sets a key's value; returns the former one.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let Some(root) = self.root.as_mut() else {
-            let mut entries = Vec::with_capacity(1);
-            entries.push((key, value));
-            self.root = Some(Rc::new(Node::Leaf(entries)));
+            let leaf = Leaf { keys: alloc::vec![key], values: alloc::vec![value] };
+            self.root = Some(Rc::new(Node::Leaf(leaf)));
             return None;
         };
         let (old, split) = insert_below(root, key, value);
@@ -239,8 +267,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     /// Removes a key; returns its value.
     pub(crate) fn remove<Q>(&mut self, key: &Q) -> Option<V>
     where
-        K: Borrow<Q>,
-        Q: Ord + ?Sized,
+        Q: Probe<K> + ?Sized,
     {
         let root = self.root.as_mut()?;
         let removed = remove_below(root, key);
@@ -259,7 +286,7 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
 
 fn first_key<K: Clone, V>(node: &Node<K, V>) -> K {
     match node {
-        Node::Leaf(entries) => entries[0].0.clone(),
+        Node::Leaf(leaf) => leaf.keys[0].clone(),
         Node::Inner(children) => children[0].first.clone(),
     }
 }
@@ -271,11 +298,12 @@ fn insert_below<K: Ord + Clone, V: Clone>(
     value: V,
 ) -> (Option<V>, Option<Child<K, V>>) {
     match Rc::make_mut(node) {
-        Node::Leaf(entries) => match find(entries, &key) {
-            Ok(index) => (Some(core::mem::replace(&mut entries[index].1, value)), None),
+        Node::Leaf(leaf) => match leaf.find(&key) {
+            Ok(index) => (Some(core::mem::replace(&mut leaf.values[index], value)), None),
             Err(index) => {
-                entries.insert(index, (key, value));
-                (None, split(entries).map(|right| child_of(Node::Leaf(right))))
+                leaf.keys.insert(index, key);
+                leaf.values.insert(index, value);
+                (None, leaf.split().map(|right| child_of(Node::Leaf(right))))
             }
         },
         Node::Inner(children) => {
@@ -299,7 +327,7 @@ fn child_of<K: Clone, V>(node: Node<K, V>) -> Child<K, V> {
     Child { first: first_key(&node), len: node.len(), node: Rc::new(node) }
 }
 
-/// The right part of a node that grew too wide. Ascending inserts leave full nodes behind.
+/// The right half of what grew too wide.
 fn split<T>(items: &mut Vec<T>) -> Option<Vec<T>> {
     if items.len() <= NODE_LEN_MAX {
         return None;
@@ -311,14 +339,15 @@ fn split<T>(items: &mut Vec<T>) -> Option<Vec<T>> {
 
 fn remove_below<K, V, Q>(node: &mut Rc<Node<K, V>>, key: &Q) -> Option<V>
 where
-    K: Borrow<Q> + Clone,
+    K: Clone,
     V: Clone,
-    Q: Ord + ?Sized,
+    Q: Probe<K> + ?Sized,
 {
     match Rc::make_mut(node) {
-        Node::Leaf(entries) => {
-            let index = find(entries, key).ok()?;
-            Some(entries.remove(index).1)
+        Node::Leaf(leaf) => {
+            let index = leaf.find(key).ok()?;
+            leaf.keys.remove(index);
+            Some(leaf.values.remove(index))
         }
         Node::Inner(children) => {
             let index = child_index(children, key);
@@ -353,7 +382,10 @@ fn shrink<K: Clone, V: Clone>(children: &mut Vec<Child<K, V>>, index: usize) {
     let right = children.remove(left + 1);
     children[left].len += right.len;
     match (Rc::make_mut(&mut children[left].node), Rc::unwrap_or_clone(right.node)) {
-        (Node::Leaf(into), Node::Leaf(mut from)) => into.append(&mut from),
+        (Node::Leaf(into), Node::Leaf(mut from)) => {
+            into.keys.append(&mut from.keys);
+            into.values.append(&mut from.values);
+        }
         (Node::Inner(into), Node::Inner(mut from)) => into.append(&mut from),
         _ => unreachable!("all leaves are equally deep"),
     }
@@ -362,7 +394,7 @@ fn shrink<K: Clone, V: Clone>(children: &mut Vec<Child<K, V>>, index: usize) {
 /// Entries in order.
 pub(crate) struct Iter<'a, K, V> {
     inner: Vec<core::slice::Iter<'a, Child<K, V>>>,
-    leaf: core::slice::Iter<'a, (K, V)>,
+    leaf: LeafIter<'a, K, V>,
 }
 
 impl<'a, K, V> Iter<'a, K, V> {
@@ -370,8 +402,8 @@ impl<'a, K, V> Iter<'a, K, V> {
         let mut node = node;
         loop {
             match node {
-                Node::Leaf(entries) => {
-                    self.leaf = entries.iter();
+                Node::Leaf(leaf) => {
+                    self.leaf = leaf.iter_from(0);
                     return;
                 }
                 Node::Inner(children) => {
@@ -390,8 +422,8 @@ impl<'a, K, V> Iterator for Iter<'a, K, V> {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if let Some((key, value)) = self.leaf.next() {
-                return Some((key, value));
+            if let Some(entry) = self.leaf.next() {
+                return Some(entry);
             }
             match self.inner.last_mut()?.next() {
                 Some(child) => self.descend_first(&child.node),

@@ -33,7 +33,7 @@ pub(crate) fn whole(state: &State, items: Sum) -> u64 {
 pub(crate) fn recompute(state: &State) -> Sum {
     let mut sum = Sum::default();
     for (id, item) in state.leases.iter() {
-        sum.add(lease(*id, item));
+        sum.add(lease(item));
         for (number, item) in item.memory.records.iter() {
             sum.add(record(*id, *number, item));
         }
@@ -57,14 +57,17 @@ fn secret(mix: Mix, secret: &leasehold_protocol::ids::Secret) -> Mix {
     mix.word(whole as u64).word((whole >> 64) as u64)
 }
 
-pub(crate) fn lease(id: LeaseId, lease: &Lease) -> u64 {
+/// The part of a lease's hash that never changes; kept in `Lease::base`.
+pub(crate) fn lease_base(id: LeaseId, lease: &Lease) -> u64 {
     secret(Mix::new(LEASE), &lease.secret)
         .word(id.0)
         .word(u64::from(lease.ttl_ms) << 1 | u64::from(lease.own))
-        .word(lease.version)
-        .word(lease.memory.floor)
         .bytes(lease.label.as_slice())
         .done()
+}
+
+pub(crate) fn lease(lease: &Lease) -> u64 {
+    Mix::new(lease.base).word(lease.version).word(lease.memory.floor).done()
 }
 
 pub(crate) fn record(lease: LeaseId, number: u64, record: &Record) -> u64 {

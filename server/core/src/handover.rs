@@ -10,11 +10,9 @@ use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 
 use crate::blob::Key;
-use crate::cow::Map;
 use crate::digest;
-use crate::memory::Memory;
 use crate::state::{State, Step, TOKEN_MAX};
-use crate::table::{Claim, Hold, Lease, Waiter};
+use crate::table::{Claim, Hold, KeyState, Lease, Waiter};
 
 impl State {
     /// Makes an acquire a hold. The key admits it; it is in no queue (any more).
@@ -35,27 +33,24 @@ impl State {
         let holder = match own {
             None => session,
             Some(own) => {
-                let mut claims = Map::default();
-                claims.insert(number.0, Claim::Hold(key.clone()));
-                let lease = Lease {
-                    ttl_ms: own.ttl_ms,
-                    secret: own.secret,
-                    label,
-                    own: true,
-                    version: 1,
-                    memory: Memory::default(),
-                    claims,
-                    waits: 0,
-                };
+                let mut lease = Lease::new(own.ttl_ms, own.secret, label, true);
+                lease.version = 1;
+                lease.claims.insert(number.0, Claim::Hold(key.clone()));
                 self.mint(step, lease)
             }
         };
         let hold = Hold { token, mode, number, value, since_ms: step.wall_ms, forced: None };
         self.sum.add(digest::hold(key, holder, &hold));
         self.claims += 1;
-        let entry = self.keys.get_mut(key).expect("the key is in the table");
-        assert!(entry.admits(mode), "incompatible holds never meet (G1)");
-        entry.holds.insert(holder, hold);
+        if let Some(entry) = self.keys.get_mut(key) {
+            assert!(entry.admits(mode), "incompatible holds never meet (G1)");
+            entry.holds.insert(holder, hold);
+        } else {
+            let mut entry = KeyState::default();
+            entry.holds.insert(holder, hold);
+            self.keys.insert(key.clone(), entry);
+            self.names.insert(key.name().clone(), ());
+        }
         self.emit(step, EventKind::Granted { key: key.to_vec(), lease: holder, mode, token });
         Grant {
             lease: holder,
@@ -73,6 +68,7 @@ impl State {
             let Some(entry) = self.keys.get(key) else { return };
             if entry.is_vacant() {
                 self.keys.remove(key);
+                self.names.remove(key.name());
                 self.emit(step, EventKind::Vacant { key: key.to_vec() });
                 return;
             }
@@ -115,7 +111,7 @@ impl State {
         reason: EndReason,
     ) -> Hold {
         let hold = self.take_hold(step, key, holder, reason.clone());
-        let lease = self.leases.get_mut(&holder).expect("a holder is live");
+        let lease = self.leases.lease_mut(holder).expect("a holder is live");
         let claim = lease.claims.remove(&hold.number.0);
         assert!(matches!(claim, Some(Claim::Hold(_))), "a lease knows its holds");
         if lease.own {
@@ -160,7 +156,7 @@ impl State {
 
     /// Takes a wait out of its live lease's claims.
     fn forget_wait(&mut self, lease: LeaseId, number: Number) -> Key {
-        let lease = self.leases.get_mut(&lease).expect("a waiter's lease is live");
+        let lease = self.leases.lease_mut(lease).expect("a waiter's lease is live");
         lease.waits -= 1;
         match lease.claims.remove(&number.0) {
             Some(Claim::Wait(key)) => key,

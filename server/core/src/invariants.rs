@@ -29,6 +29,13 @@ pub fn check(state: &State) -> Result<(), String> {
     check_counters(state)?;
     state.leases.iter().try_for_each(|(id, lease)| check_lease(state, *id, lease))?;
     state.keys.iter().try_for_each(|(key, entry)| check_entry(state, key, entry))?;
+    let names = state.keys.iter().filter(|(key, _)| state.names.get(key.name()).is_some()).count();
+    ensure!(
+        names == state.keys.len() && names == state.names.len(),
+        "{} keys, {} names, {names} in common",
+        state.keys.len(),
+        state.names.len()
+    );
     check_sums(state)
 }
 
@@ -44,6 +51,7 @@ fn check_counters(state: &State) -> Result<(), String> {
 
 fn check_lease(state: &State, id: LeaseId, lease: &Lease) -> Result<(), String> {
     ensure!(check_ttl_ms(lease.ttl_ms.into()).is_ok(), "lease {id}: TTL {}", lease.ttl_ms);
+    ensure!(lease.base == digest::lease_base(id, lease), "lease {id}: the hash of its base");
     ensure!(check_label(lease.label.as_slice()).is_ok(), "lease {id}: label");
     let waits = lease.claims.iter().filter(|(_, claim)| matches!(claim, Claim::Wait(_))).count();
     ensure!(waits == lease.waits, "lease {id}: {waits} waits, {} counted", lease.waits);

@@ -9,7 +9,7 @@ use leasehold_protocol::ids::{LeaseId, Revision, Secret, Token};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::shard::{check_key, check_label, check_reason};
 
-use crate::blob::{Blob, Key};
+use crate::blob::{Blob, Key, KeyRef};
 use crate::digest;
 use crate::memory::Kind;
 use crate::retry::{check_acks, print_of_release};
@@ -124,18 +124,18 @@ impl State {
     }
 
     fn present_token(&self, key: &[u8]) -> Token {
-        self.keys.get(key).map_or(Token(0), KeyState::present_token)
+        self.keys.get(&KeyRef::new(key)).map_or(Token(0), KeyState::present_token)
     }
 
     /// The shared key, if this lease holds it under this token.
     fn key_held_by(&self, key: &[u8], lease: LeaseId, token: Token) -> Option<Key> {
-        let (key, entry) = self.keys.get_entry(key)?;
+        let (key, entry) = self.keys.get_entry(&KeyRef::new(key))?;
         (entry.holds.get(&lease)?.token == token).then(|| key.clone())
     }
 
     /// The hold of a key under a token: shared key, holder, and how it is forced.
     fn hold_of(&self, key: &[u8], token: Token) -> Option<(Key, LeaseId, Option<Rc<Forced>>)> {
-        let (key, entry) = self.keys.get_entry(key)?;
+        let (key, entry) = self.keys.get_entry(&KeyRef::new(key))?;
         let (holder, hold) = entry.hold_of_token(token)?;
         Some((key.clone(), holder, hold.forced.clone()))
     }

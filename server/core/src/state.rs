@@ -20,11 +20,11 @@ use leasehold_protocol::event::{Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, Revision, ShardId, Token};
 use leasehold_protocol::outcome::Outcome;
 
-use crate::blob::Key;
+use crate::blob::{Key, Name};
 use crate::cow::Map;
 use crate::digest;
 use crate::hash::Sum;
-use crate::table::{KeyState, Lease};
+use crate::table::{KeyState, Lease, Leases};
 
 /// The highest token: tokens fit in a signed 64-bit column.
 pub(crate) const TOKEN_MAX: u64 = i64::MAX as u64;
@@ -42,8 +42,10 @@ pub struct State {
     pub(crate) last_lease: u64,
     /// Hash sum of all items, kept along with them.
     pub(crate) sum: Sum,
-    pub(crate) leases: Map<LeaseId, Lease>,
+    pub(crate) leases: Leases,
     pub(crate) keys: Map<Key, KeyState>,
+    /// The same keys in the order of their bytes, for listings. Follows from `keys`.
+    pub(crate) names: Map<Name, ()>,
     /// Forced holds that are not passed on yet, by token. Follows from `keys`.
     pub(crate) forced: Map<u64, (Key, LeaseId)>,
     /// Waiters that will need a lease of their own. Follows from `keys`.
@@ -71,6 +73,7 @@ impl State {
             sum: Sum::default(),
             leases: Map::default(),
             keys: Map::default(),
+            names: Map::default(),
             forced: Map::default(),
             own_waiters: 0,
             claims: 0,
@@ -151,10 +154,10 @@ impl State {
         id: LeaseId,
         edit: impl FnOnce(&mut Lease, &mut Sum) -> R,
     ) -> R {
-        let lease = self.leases.get_mut(&id).expect("the caller knows the lease to be live");
-        self.sum.sub(digest::lease(id, lease));
+        let lease = self.leases.lease_mut(id).expect("the caller knows the lease to be live");
+        self.sum.sub(digest::lease(lease));
         let result = edit(lease, &mut self.sum);
-        self.sum.add(digest::lease(id, lease));
+        self.sum.add(digest::lease(lease));
         result
     }
 

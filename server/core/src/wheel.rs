@@ -22,7 +22,7 @@ use alloc::vec::Vec;
 const TICK_BITS: u32 = 20;
 const DIGIT_BITS: u32 = 6;
 const SLOTS_PER_LEVEL: usize = 1 << DIGIT_BITS;
-/// Ticks have at most 64 - `TICK_BITS` bits and one more from rounding up.
+/// Ticks have at most 64 - `TICK_BITS` bits.
 const LEVELS: usize = 8;
 const OVERDUE: usize = LEVELS * SLOTS_PER_LEVEL;
 const NONE: u32 = u32::MAX;
@@ -183,7 +183,7 @@ impl<T> Wheel<T> {
         if tick <= self.now_tick {
             return OVERDUE;
         }
-        let highest_bit = 63 - (tick ^ self.now_tick).leading_zeros();
+        let highest_bit = (tick ^ self.now_tick).ilog2();
         let level = (highest_bit / DIGIT_BITS) as usize;
         let slot = (tick >> (DIGIT_BITS * level as u32)) as usize % SLOTS_PER_LEVEL;
         level * SLOTS_PER_LEVEL + slot
@@ -250,6 +250,7 @@ impl<T> Wheel<T> {
     }
 }
 
-const fn tick_of(deadline_ns: u64) -> u64 {
-    deadline_ns.div_ceil(TICK_NS)
+/// Rounded up, but into the last tick that a `u64` of nanoseconds can name.
+fn tick_of(deadline_ns: u64) -> u64 {
+    deadline_ns.div_ceil(TICK_NS).min(u64::MAX >> TICK_BITS)
 }

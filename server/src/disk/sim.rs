@@ -105,6 +105,11 @@ impl SimDisk {
         self.inner.faults.borrow_mut().add(io, nth, kind);
     }
 
+    /// No operation fails on purpose any more.
+    pub fn heal(&self) {
+        self.inner.faults.borrow_mut().clear();
+    }
+
     /// Operations of a kind so far.
     pub fn count(&self, io: Io) -> u64 {
         self.inner.faults.borrow().count(io)

@@ -18,13 +18,13 @@ use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::peer;
 use leasehold_protocol::reply::Role;
 use openraft::async_runtime::{Select2, WatchReceiver};
-use openraft::errors::{ClientWriteError, ForwardReason, InitializeError, RaftError};
+use openraft::errors::{ClientWriteError, Fatal, ForwardReason, InitializeError, RaftError};
 use openraft::impls::OneshotResponder;
 use openraft::{AsyncRuntime, Raft, ServerState};
 
 use super::machine::{ApplySink, Machine, Progress};
 use super::network::Network;
-use super::peers::{Class, Peers};
+use super::peers::{Class, Peers, RaftService};
 use super::rounds::{Ended, Rounds};
 use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
@@ -36,6 +36,9 @@ use crate::wal::{Recovered, WalFailed, WalShard};
 
 /// Longest batch that is proposed, in bytes.
 pub const BATCH_LEN_MAX: usize = 1024 * 1024;
+
+/// Longest wait for a snapshot before its log is cut; it goes on by itself.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Why a group was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -205,9 +208,10 @@ impl<E: Env> Group<E> {
             .map_err(|error| GroupError::Engine(error.to_string()))?;
         let (stopped, receiving) = (Rc::default(), RefCell::default());
         let group = Rc::new(Self { spec, raft, log, rounds, peers, snapshots, receiving, stopped });
-        group.peers.register(group.spec.shard, group.clone());
-        group.clone().start_rounds();
-        group.clone().start_snapshots(progress);
+        let service: Rc<dyn RaftService> = group.clone();
+        group.peers.register(group.spec.shard, Rc::downgrade(&service));
+        group.start_rounds();
+        group.start_snapshots(progress);
         Ok(group)
     }
 
@@ -235,7 +239,13 @@ impl<E: Env> Group<E> {
         metrics.borrow_and_update();
         async move {
             let changed = rounds.changed().since(version);
-            E::Rt::select2(changed, metrics.changed()).await;
+            let engine = async {
+                if metrics.changed().await.is_err() {
+                    // The engine stopped: this group's leadership will not change any more.
+                    std::future::pending::<()>().await;
+                }
+            };
+            E::Rt::select2(changed, engine).await;
         }
     }
 
@@ -273,13 +283,19 @@ impl<E: Env> Group<E> {
     }
 
     /// Waits for a confirmed round that began after this call (DESIGN §5): at a moment after the
-    /// call, no other leader had been elected. One round serves all who wait; the caller bounds
+    /// call, no other leader had been elected; and everything committed before the call is applied
+    /// here. One round serves all who wait; the caller bounds
     /// how long it waits, and acts on the answer before it awaits anything else.
     pub async fn confirm(&self, leadership: Leadership) -> Result<(), ConfirmError> {
         if self.leadership() != Some(leadership) {
             return Err(ConfirmError::NotLeader);
         }
-        self.rounds.confirm(leadership).await.map_err(|Ended| ConfirmError::NotLeader)
+        let committed = self.raft.watch_commit_progress().get();
+        self.rounds.confirm(leadership).await.map_err(|Ended| ConfirmError::NotLeader)?;
+        // A follower may have applied, and told its client, what this node has committed but not
+        // applied yet.
+        let applied = self.raft.watch_apply_progress().wait_until_ge(&committed).await;
+        applied.map(|_| ()).map_err(|_| ConfirmError::NotLeader)
     }
 
     /// The effective membership's nodes; voters and learners.
@@ -356,10 +372,11 @@ impl<E: Env> Group<E> {
         .ok_or(TransferError::NoSuchVoter)
     }
 
-    /// Asks for a snapshot now; one that is being built already will do.
+    /// Takes a snapshot now and cuts the log, so that neither the WAL nor memory keeps more than
+    /// is needed. What stays connects to the snapshot before this one.
     pub async fn trigger_snapshot(&self) {
         // A stopped engine says so through `failed`.
-        let _stopped = self.raft.trigger().snapshot().await;
+        let _stopped = compact::<E>(&self.raft, &self.snapshots).await;
     }
 
     /// Resolves, with the reason, when the engine stopped by itself: the node must exit.
@@ -385,7 +402,7 @@ impl<E: Env> Group<E> {
     }
 
     /// The task that starts an extra round when somebody waits for one: one at a time.
-    fn start_rounds(self: Rc<Self>) {
+    fn start_rounds(&self) {
         let (raft, rounds, stopped) =
             (self.raft.clone(), self.rounds.clone(), self.stopped.clone());
         let heartbeat = self.spec.timings.heartbeat;
@@ -403,19 +420,42 @@ impl<E: Env> Group<E> {
     }
 
     /// The task that takes a snapshot when many bytes were applied.
-    fn start_snapshots(self: Rc<Self>, progress: Rc<Progress>) {
-        let (raft, stopped) = (self.raft.clone(), self.stopped.clone());
+    fn start_snapshots(&self, progress: Rc<Progress>) {
+        let (raft, snapshots) = (self.raft.clone(), self.snapshots.clone());
         let work = async move {
             loop {
                 let version = progress.snapshot_due.version();
                 progress.snapshot_due.since(version).await;
-                if raft.trigger().snapshot().await.is_err() {
+                if compact::<E>(&raft, &snapshots).await.is_err() {
                     return;
                 }
             }
         };
-        drop(E::Rt::spawn(until_stopped::<E>(stopped, work)));
+        drop(E::Rt::spawn(until_stopped::<E>(self.stopped.clone(), work)));
     }
+}
+
+/// Takes a snapshot that covers what is applied now, and cuts the log after the one before it.
+async fn compact<E: Env>(
+    raft: &Engine<E>,
+    snapshots: &Snapshots<E>,
+) -> Result<(), Fatal<RaftTypes<E>>> {
+    let mut metrics = raft.metrics();
+    let applied = metrics.borrow_watched().last_applied;
+    raft.trigger().snapshot().await?;
+    let taken = async {
+        while metrics.borrow_and_update().snapshot < applied {
+            if metrics.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    if E::Rt::timeout(SNAPSHOT_TIMEOUT, taken).await.is_ok()
+        && let Some(upto) = snapshots.previous().and_then(|meta| meta.last_log_id)
+    {
+        raft.trigger().purge_log(upto.index).await?;
+    }
+    Ok(())
 }
 
 async fn until_stopped<E: Env>(stopped: Rc<Signal>, work: impl Future<Output = ()>) {

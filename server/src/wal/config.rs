@@ -26,8 +26,9 @@ pub struct WalConfig {
     /// A shard that keeps more bytes of segments than this from being deleted is asked for a
     /// snapshot. Default 128 MiB.
     pub pin_bytes_max: u64,
-    /// Segments in use at most; a log that needs one more fails. With `segment_len` and
-    /// `spare_segments` this bounds the disk use. Default 64.
+    /// Segments in use at most; a log that needs one more fails. Starts may add four, so that a
+    /// failed log can be opened and purged. With `segment_len` and `spare_segments` this bounds
+    /// the disk use. Default 64.
     pub segments_max: usize,
 }
 

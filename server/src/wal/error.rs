@@ -68,6 +68,14 @@ pub enum WalError {
         /// The last one.
         last: u64,
     },
+    /// The log keeps more segments than the configuration allows, even with the reserve.
+    #[error("the log needs {kept} segments and may have {kept_max}: raise segments_max")]
+    TooManySegments {
+        /// Segments that cannot be deleted.
+        kept: usize,
+        /// How many a start tolerates.
+        kept_max: usize,
+    },
     /// The new segment could not be begun.
     #[error(transparent)]
     Failed(#[from] WalFailed),

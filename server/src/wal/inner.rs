@@ -126,7 +126,7 @@ impl<E: Env> Inner<E> {
             return Ok(());
         }
         let pinned = self.pinned_bytes();
-        let message = format!("all {segments} segments are needed; pinned bytes: {pinned:?}");
+        let message = format!("{segments} segments are in use; bytes pinned by shard: {pinned:?}");
         Err(Failure::new("add a segment to", "the log", &std::io::Error::other(message)))
     }
 

@@ -196,6 +196,11 @@ impl Ledger {
         self.segments.len()
     }
 
+    /// Segments on disk that count, up to and with `number`.
+    pub(crate) fn segments_up_to(&self, number: u64) -> usize {
+        self.segments.range(..=number).count()
+    }
+
     /// Segments that stay because of the shard: from the oldest that holds an entry of its to the
     /// newest, the active one excluded, which stays anyway.
     pub(crate) fn pinned_segments(&self, shard: ShardId) -> usize {

@@ -35,6 +35,10 @@ use super::survey::{Survey, load};
 use super::writer::Writer;
 use crate::env::{Disk, Env};
 
+/// Segments beyond `segments_max` that starts may add. A log that failed for want of a segment so
+/// gets room for the snapshot and the purge that it needs.
+const SEGMENTS_RESERVE: usize = 4;
+
 type Entries = BTreeMap<ShardId, VecDeque<(u64, Blob)>>;
 
 /// A log that is ready to be written to.
@@ -61,8 +65,13 @@ pub(crate) async fn open<E: Env>(
         let name = segment_name(head.number);
         disk.sync_file(&name).await.map_err(|source| WalError::io("sync", &name, source))?;
     }
-    let (blank, spares) = take_blank(&disk, &survey, config.segment_len).await?;
     let carry = Carry::choose(&ledger, &entries, config.carry_len_max());
+    let kept = ledger.segments_up_to(carry.base.number);
+    let kept_max = config.segments_max + SEGMENTS_RESERVE;
+    if kept >= kept_max {
+        return Err(WalError::TooManySegments { kept, kept_max });
+    }
+    let (blank, spares) = take_blank(&disk, &survey, config.segment_len).await?;
     survey.void_segments(&ledger).for_each(|number| ledger.add_void_segment(number));
     let inner = Rc::new(Inner::<E>::new(config, identity, disk, salts, ledger, spares));
     let writer = begin(&inner, blank, head, &carry, &entries).await.map_err(failed)?;
@@ -80,7 +89,6 @@ async fn begin<E: Env>(
     carry: &Carry,
     entries: &Entries,
 ) -> Result<Writer<E>, Failure> {
-    inner.demand_free_segment()?;
     let mut writer = Writer::begin(inner.clone(), blank, head, carry.base).await?;
     let synced = inner.disk.sync_dir().await;
     synced.map_err(|error| Failure::new("sync the directory of", &writer.name(), &error))?;

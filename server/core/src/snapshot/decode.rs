@@ -3,6 +3,7 @@
 use alloc::rc::Rc;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::cmp::Ordering;
 
 use leasehold_protocol::codec;
 use leasehold_protocol::ids::LeaseId;
@@ -10,11 +11,11 @@ use leasehold_protocol::limits::LEASES_MAX;
 
 use super::item::{Header, HoldItem, Item, ItemKind, LeaseItem, RecordItem, WaiterItem};
 use super::{BLOCK_HEADER_LEN, BLOCK_LEN_MAX, MAGIC, PRELUDE_LEN, SNAPSHOT_VERSION};
-use crate::blob::{Blob, Key};
-use crate::cow::Map;
+use crate::blob::{Blob, Key, KeyRef};
+use crate::cow::Probe;
 use crate::digest;
 use crate::invariants;
-use crate::memory::{Answer, Kind, Memory, Record};
+use crate::memory::{Answer, Kind, Record};
 use crate::state::{CLAIMS_MAX, State};
 use crate::table::{Claim, Forced, Hold, KeyState, Lease, Waiter};
 
@@ -222,10 +223,10 @@ impl Decoder {
             (Some(build), item) => (build, item),
         };
         match build {
-            (build, Item::Lease(item)) => build.lease(item),
+            (build, Item::Lease(item)) => build.lease(&item),
             (build, Item::Record(item)) => build.record(&item),
             (build, Item::Hold(item)) => build.hold(item),
-            (build, Item::Waiter(item)) => build.waiter(item),
+            (build, Item::Waiter(item)) => build.waiter(&item),
             (_, Item::Header(_) | Item::End(_)) => unreachable!("handled above"),
         }
         .map_err(wrong)
@@ -242,7 +243,7 @@ impl Build {
         Self { state, header, lease: LeaseId(0), key: None }
     }
 
-    fn lease(&mut self, item: LeaseItem) -> Result<(), &'static str> {
+    fn lease(&mut self, item: &LeaseItem) -> Result<(), &'static str> {
         if item.lease <= self.lease || self.key.is_some() {
             return Err("a lease out of order");
         }
@@ -250,17 +251,12 @@ impl Build {
             return Err("too many leases");
         }
         self.lease = item.lease;
-        let lease = Lease {
-            ttl_ms: item.ttl_ms,
-            secret: item.secret,
-            label: Blob::new(&item.label),
-            own: item.own,
-            version: item.version,
-            memory: Memory { floor: item.floor, ..Memory::default() },
-            claims: Map::default(),
-            waits: 0,
-        };
-        self.state.leases.insert(item.lease, lease);
+        let label = Blob::new(&item.label);
+        let mut lease = Lease::new(item.ttl_ms, item.secret, label, item.own);
+        lease.version = item.version;
+        lease.memory.floor = item.floor;
+        lease.base = digest::lease_base(item.lease, &lease);
+        self.state.leases.insert(item.lease, Rc::new(lease));
         Ok(())
     }
 
@@ -268,7 +264,7 @@ impl Build {
         if item.lease != self.lease || self.key.is_some() {
             return Err("a record without its lease");
         }
-        let lease = self.state.leases.get_mut(&item.lease).ok_or("a record without its lease")?;
+        let lease = self.state.leases.lease_mut(item.lease).ok_or("a record without its lease")?;
         let record = Record {
             kind: match item.kind {
                 ItemKind::Acquire => Kind::Acquire,
@@ -291,13 +287,14 @@ impl Build {
 
     /// The entry of the key that holds and waiters come for; keys come in order.
     fn entry(&mut self, key: &[u8]) -> Result<(Key, &mut KeyState), &'static str> {
-        let same = self.key.as_ref().filter(|current| ***current == *key).cloned();
-        let key = match (same, &self.key) {
-            (Some(current), _) => current,
-            (None, Some(current)) if **current >= *key => return Err("a key out of order"),
-            (None, _) => {
-                let key = Key::from(key);
+        let key = KeyRef::new(key);
+        let key = match self.key.as_ref().map(|last| (last, key.cmp_with(last))) {
+            Some((last, Ordering::Equal)) => last.clone(),
+            Some((_, Ordering::Less)) => return Err("a key out of order"),
+            Some((_, Ordering::Greater)) | None => {
+                let key = key.to_key();
                 self.state.keys.insert(key.clone(), KeyState::default());
+                self.state.names.insert(key.name().clone(), ());
                 key
             }
         };
@@ -311,7 +308,7 @@ impl Build {
     }
 
     fn claim(&mut self, lease: LeaseId, number: u64, claim: Claim) -> Result<(), &'static str> {
-        let lease = self.state.leases.get_mut(&lease).ok_or("a claim of a dead lease")?;
+        let lease = self.state.leases.lease_mut(lease).ok_or("a claim of a dead lease")?;
         lease.waits += usize::from(matches!(claim, Claim::Wait(_)));
         match lease.claims.insert(number, claim) {
             None => Ok(()),
@@ -342,7 +339,7 @@ impl Build {
         self.claim(item.lease, item.number.0, Claim::Hold(key))
     }
 
-    fn waiter(&mut self, item: WaiterItem) -> Result<(), &'static str> {
+    fn waiter(&mut self, item: &WaiterItem) -> Result<(), &'static str> {
         let (key, entry) = self.entry(&item.key)?;
         if entry.queue.last().is_some_and(|(place, _)| *place >= item.place) {
             return Err("a waiter out of order");

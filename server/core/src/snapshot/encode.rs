@@ -13,9 +13,9 @@ use super::{CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
 use crate::blob::Key;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
-use crate::table::{Hold, Lease, Waiter};
+use crate::table::{Hold, KeyState, Lease, Waiter};
 
-/// Where the encoder stands: the item that was written last.
+/// Where the encoder stands: what comes next is what follows this.
 enum Cursor {
     Start,
     Lease(LeaseId),
@@ -23,7 +23,7 @@ enum Cursor {
     LateRecord(LeaseId, u64),
     Key(Option<Key>),
     Hold(Key, LeaseId),
-    Waiter(Key, u64),
+    Waiter(Key, Option<u64>),
     Done,
 }
 
@@ -44,82 +44,75 @@ impl Encoder {
 
     /// The next item; moves the cursor on.
     fn next_item(&mut self) -> Option<Item> {
-        loop {
-            match &self.cursor {
-                Cursor::Done => return None,
-                Cursor::Start => {
-                    self.cursor = Cursor::Lease(LeaseId(0));
-                    return Some(self.header());
-                }
-                &Cursor::Lease(lease) => self.cursor = Cursor::Record(lease, 0),
-                &Cursor::Record(id, after) => {
-                    let records = self.state.leases.get(&id).map(|lease| &lease.memory.records);
-                    let next = records.and_then(|all| after_in(all, &after));
-                    let Some((&number, record)) = next else {
-                        self.cursor = Cursor::LateRecord(id, 0);
-                        continue;
-                    };
-                    self.cursor = Cursor::Record(id, number);
-                    return Some(record_item(id, number, record, false));
-                }
-                &Cursor::LateRecord(id, after) => {
-                    let records = self.state.leases.get(&id).map(|lease| &lease.memory.late);
-                    let next = records.and_then(|all| after_in(all, &after));
-                    if let Some((&number, record)) = next {
-                        self.cursor = Cursor::LateRecord(id, number);
-                        return Some(record_item(id, number, record, true));
-                    }
-                    let Some((&next, lease)) = after_in(&self.state.leases, &id) else {
-                        self.cursor = Cursor::Key(None);
-                        continue;
-                    };
-                    self.cursor = Cursor::Lease(next);
-                    return Some(lease_item(next, lease));
-                }
-                Cursor::Key(after) => {
-                    let next = match after {
-                        None => self.state.keys.first(),
-                        Some(key) => after_in(&self.state.keys, key),
-                    };
-                    let Some((key, _)) = next else {
-                        self.cursor = Cursor::Done;
-                        return Some(Item::End(End { items: self.items }));
-                    };
-                    self.cursor = Cursor::Hold(key.clone(), LeaseId(0));
-                }
-                Cursor::Hold(key, after) => {
-                    let entry = self.state.keys.get(key).expect("the state is frozen");
-                    let key = key.clone();
-                    let Some((&lease, hold)) = after_in(&entry.holds, after) else {
-                        let first = entry.queue.first();
-                        let first = first.map(|(&place, waiter)| (place, waiter));
-                        let item = first.map(|(place, one)| waiter_item(&key, place, one));
-                        self.cursor = match first {
-                            Some((place, _)) => Cursor::Waiter(key, place),
-                            None => Cursor::Key(Some(key)),
-                        };
-                        if item.is_some() {
-                            return item;
-                        }
-                        continue;
-                    };
-                    let item = hold_item(&key, lease, hold);
-                    self.cursor = Cursor::Hold(key, lease);
-                    return Some(item);
-                }
-                Cursor::Waiter(key, after) => {
-                    let entry = self.state.keys.get(key).expect("the state is frozen");
-                    let key = key.clone();
-                    let Some((&place, waiter)) = after_in(&entry.queue, after) else {
-                        self.cursor = Cursor::Key(Some(key));
-                        continue;
-                    };
-                    let item = waiter_item(&key, place, waiter);
-                    self.cursor = Cursor::Waiter(key, place);
-                    return Some(item);
-                }
+        while !matches!(self.cursor, Cursor::Done) {
+            let (cursor, item) = self.step();
+            self.cursor = cursor;
+            if item.is_some() {
+                return item;
             }
         }
+        None
+    }
+
+    /// One step of the walk: where it leads, and the item that was found there, if any.
+    fn step(&self) -> (Cursor, Option<Item>) {
+        match &self.cursor {
+            Cursor::Done => (Cursor::Done, None),
+            Cursor::Start => (Cursor::Lease(LeaseId(0)), Some(self.header())),
+            Cursor::Lease(after) => match after_in(&self.state.leases, after) {
+                Some((id, lease)) => (Cursor::Record(*id, 0), Some(lease_item(*id, lease))),
+                None => (Cursor::Key(None), None),
+            },
+            Cursor::Record(id, after) => match after_in(&self.lease(*id).memory.records, after) {
+                Some((number, record)) => {
+                    let item = record_item(*id, *number, record, false);
+                    (Cursor::Record(*id, *number), Some(item))
+                }
+                None => (Cursor::LateRecord(*id, 0), None),
+            },
+            Cursor::LateRecord(id, after) => match after_in(&self.lease(*id).memory.late, after) {
+                Some((number, record)) => {
+                    let item = record_item(*id, *number, record, true);
+                    (Cursor::LateRecord(*id, *number), Some(item))
+                }
+                None => (Cursor::Lease(*id), None),
+            },
+            Cursor::Key(after) => self.step_to_key(after.as_ref()),
+            Cursor::Hold(key, after) => match after_in(&self.key(key).holds, after) {
+                Some((lease, hold)) => {
+                    (Cursor::Hold(key.clone(), *lease), Some(hold_item(key, *lease, hold)))
+                }
+                None => (Cursor::Waiter(key.clone(), None), None),
+            },
+            Cursor::Waiter(key, after) => self.step_to_waiter(key, *after),
+        }
+    }
+
+    fn step_to_key(&self, after: Option<&Key>) -> (Cursor, Option<Item>) {
+        let keys = &self.state.keys;
+        match after.map_or_else(|| keys.first(), |after| after_in(keys, after)) {
+            Some((key, _)) => (Cursor::Hold(key.clone(), LeaseId(0)), None),
+            None => (Cursor::Done, Some(Item::End(End { items: self.items }))),
+        }
+    }
+
+    fn step_to_waiter(&self, key: &Key, after: Option<u64>) -> (Cursor, Option<Item>) {
+        let queue = &self.key(key).queue;
+        match after.map_or_else(|| queue.first(), |after| after_in(queue, &after)) {
+            Some((place, waiter)) => {
+                let item = waiter_item(key, *place, waiter);
+                (Cursor::Waiter(key.clone(), Some(*place)), Some(item))
+            }
+            None => (Cursor::Key(Some(key.clone())), None),
+        }
+    }
+
+    fn lease(&self, id: LeaseId) -> &Lease {
+        self.state.leases.get(&id).expect("the state is frozen")
+    }
+
+    fn key(&self, key: &Key) -> &KeyState {
+        self.state.keys.get(key).expect("the state is frozen")
     }
 
     fn header(&self) -> Item {

@@ -43,6 +43,10 @@ impl Faults {
         self.planned.push(Fault { io, at: self.count(io) + nth, kind });
     }
 
+    pub(super) fn clear(&mut self) {
+        self.planned.clear();
+    }
+
     pub(super) fn count(&self, io: Io) -> u64 {
         self.counts.get(&io).copied().unwrap_or_default()
     }

@@ -12,9 +12,9 @@ mod lane;
 mod link;
 mod serve;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
@@ -117,9 +117,10 @@ pub struct Peers<E: Env> {
     book: RefCell<BTreeMap<NodeId, Known>>,
     lanes: RefCell<BTreeMap<(NodeId, Class), Rc<Lane>>>,
     connected: RefCell<Connected>,
-    groups: RefCell<BTreeMap<ShardId, Rc<dyn RaftService>>>,
+    groups: RefCell<BTreeMap<ShardId, Weak<dyn RaftService>>>,
     service: RefCell<Option<Rc<dyn PeerService>>>,
     said: RefCell<BTreeMap<(NodeId, ErrorCode), MonoTime>>,
+    served: Cell<usize>,
 }
 
 /// The same refusal of the same node is logged at most this often.
@@ -140,6 +141,7 @@ impl<E: Env> Peers<E> {
             groups: RefCell::default(),
             service: RefCell::default(),
             said: RefCell::default(),
+            served: Cell::new(0),
         })
     }
 
@@ -194,7 +196,7 @@ impl<E: Env> Peers<E> {
         self.service.replace(Some(service));
     }
 
-    pub(crate) fn register(&self, shard: ShardId, group: Rc<dyn RaftService>) {
+    pub(crate) fn register(&self, shard: ShardId, group: Weak<dyn RaftService>) {
         self.groups.borrow_mut().insert(shard, group);
     }
 

@@ -1,0 +1,49 @@
+# The door to everything. `make` alone lists the targets.
+
+CARGO ?= cargo
+ROUNDS ?= 20
+SEED ?= 1
+N ?= 40
+
+.PHONY: help build demo dev test verify fix bench torture sim docs clean
+
+help: ## Lists the targets.
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+build: ## Builds all programs (debug).
+	$(CARGO) build --workspace --bins
+
+demo: build ## Shows in under 30 s what Leasehold does, on a real three-node cluster.
+	target/debug/demo
+
+dev: build ## Starts a local three-node cluster; stop it with Ctrl-C.
+	target/debug/leaseholdd dev
+
+test: build ## Runs all tests.
+	$(CARGO) test --workspace
+
+verify: ## The gate: format, lints, tests, docs. Changes nothing.
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(MAKE) test
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
+
+fix: ## Formats, and applies what clippy can mend by itself.
+	$(CARGO) clippy --workspace --all-targets --fix --allow-dirty --allow-staged
+	$(CARGO) fmt --all
+
+bench: ## Measures load, latency and failover of a release build.
+	$(CARGO) build --workspace --bins --release
+	target/release/bench smoke --json target/bench.json
+
+torture: build ## Kills leaders under contention, ROUNDS=20 times, and checks G1-G5 and G7.
+	LEASEHOLD_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --test contention -- --nocapture
+
+sim: ## Runs N=40 simulated clusters from SEED=1 on.
+	$(CARGO) test --workspace --test sim -- --seed $(SEED) --count $(N)
+
+docs: ## Builds the API documentation.
+	$(CARGO) doc --workspace --no-deps
+
+clean: ## Removes what was built.
+	$(CARGO) clean

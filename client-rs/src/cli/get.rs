@@ -1,0 +1,55 @@
+//! `get KEY`.
+
+use std::process::ExitCode;
+
+use leasehold::{Freshness, KeyRead};
+
+use super::exit::CliError;
+use super::options::Options;
+use super::{json, say};
+
+#[derive(clap::Args, Debug)]
+pub(super) struct Args {
+    /// The key
+    key: String,
+    /// Takes what the asked node knows, even if it lags
+    #[arg(long)]
+    stale: bool,
+}
+
+pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliError> {
+    let client = options.connect().await?;
+    let freshness = if args.stale { Freshness::Stale } else { Freshness::Linearizable };
+    let read = client.get_with(args.key, freshness).await?;
+    if options.json {
+        say(&json::key(&read).to_string())?;
+    } else {
+        show(&read)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One key, for a person.
+pub(super) fn show(read: &KeyRead) -> Result<(), CliError> {
+    let stale = if read.stale { ", may be stale" } else { "" };
+    say(&format!("{}  (shard {}, revision {}{stale})", read.info.key, read.shard, read.revision))?;
+    if read.info.holders.is_empty() {
+        say("  vacant")?;
+    }
+    for holder in &read.info.holders {
+        let left = holder.remaining_ms.map_or_else(String::new, |ms| format!(", {ms} ms left"));
+        let forced = if holder.forced { ", forced" } else { "" };
+        say(&format!(
+            "  held by lease {} ({}), token {}{left}{forced}",
+            holder.lease, holder.label, holder.token
+        ))?;
+    }
+    for waiter in &read.info.waiters {
+        say(&format!("  {}. waits: lease {} ({})", waiter.position, waiter.lease, waiter.label))?;
+    }
+    let hidden = read.info.waiters_total as usize - read.info.waiters.len();
+    if hidden > 0 {
+        say(&format!("  and {hidden} more wait"))?;
+    }
+    Ok(())
+}

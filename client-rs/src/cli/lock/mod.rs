@@ -1,0 +1,134 @@
+//! `lock KEY -- CMD ARGS…`: runs a command under a lock, and sees to it that the command is gone
+//! before the lock's validity is.
+//!
+//! Three processes, so that none of them can hold the command up alone:
+//!
+//! - the **supervisor** (this process): starts the command in a process group of its own, forwards
+//!   signals, and ends the group in time. It knows until when the lock is valid and needs nobody
+//!   to tell it that time has passed.
+//! - the **keeper**: a child with the client in it. It acquires, renews, and tells the supervisor
+//!   each new end of validity over a pipe. If the supervisor is gone (its end of the pipe closes)
+//!   it kills the command's group, waits until it is gone, and gives the lock back.
+//! - the **command**. Its first moments are this program again (`exec`), which asks the kernel to
+//!   be killed when the supervisor dies, and then becomes the command.
+//!
+//! The group gets TERM `--grace` before the validity ends, and KILL at its end. When the command
+//! has ended, what is left of its group is ended too, before the lock is given back.
+//!
+//! What cannot be caught: a process that the command moved to a session or group of its own, a
+//! command that changes its credentials (the kernel then forgets the death signal), and processes
+//! that do not run at all because the whole machine stands still.
+
+mod exec;
+mod keeper;
+mod report;
+mod supervisor;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+pub(super) use self::exec::{ExecArgs, exec};
+pub(super) use self::keeper::keep;
+use super::exit::CliError;
+use super::options::{Options, label, time, ttl};
+
+/// The keeper's verb.
+pub(super) const KEEPER: &str = "__keeper";
+/// The verb that becomes the command.
+pub(super) const EXEC: &str = "__exec";
+
+/// The shortest grace that is useful.
+const GRACE_MIN: Duration = Duration::from_millis(50);
+
+#[derive(clap::Args, Debug)]
+pub(super) struct Args {
+    /// The key
+    key: String,
+    /// Time to live of the lock without a renewal, 1s to 10m
+    #[arg(long, value_name = "TIME", default_value = "15s", value_parser = ttl)]
+    ttl: Duration,
+    /// Waits at most this long; without it, waits until the lock is free
+    #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "try_once")]
+    wait: Option<Duration>,
+    /// Does not wait
+    #[arg(long = "try")]
+    try_once: bool,
+    /// Attached to the hold; whoever reads the key sees it
+    #[arg(long)]
+    value: Option<String>,
+    /// How long before the end of validity the command gets TERM; by default a fifth of the TTL
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    grace: Option<Duration>,
+    /// The command and its arguments, passed on as they are
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// What the keeper must do, its first line of input.
+#[derive(Serialize, Deserialize, Debug)]
+struct Order {
+    endpoints: String,
+    timeout_ms: u64,
+    label: String,
+    key: String,
+    value: Option<String>,
+    ttl_ms: u64,
+    /// `None` has no limit, 0 does not wait.
+    wait_ms: Option<u64>,
+}
+
+/// What the keeper says, a line each.
+#[derive(Serialize, Deserialize, Debug, PartialEq, Eq)]
+#[serde(tag = "event", rename_all = "snake_case")]
+enum Word {
+    /// Granted.
+    Held { token: u64, until_ns: u64 },
+    /// Valid until this point of the system's clock.
+    Until { until_ns: u64 },
+    /// Renewals are overdue, or the end is decided.
+    AtRisk { cause: String, remaining_ms: u64 },
+    /// Lost.
+    Lost { cause: String },
+    /// Not acquired.
+    Failed { error: String, class: String, message: String, exit: u8 },
+    /// Given back.
+    Released,
+}
+
+/// What the supervisor says after the order.
+#[derive(Serialize, Deserialize, Debug, PartialEq, Eq)]
+#[serde(tag = "say", rename_all = "snake_case")]
+enum Reply {
+    /// The command's process group.
+    Group { group: i32 },
+    /// The group is gone: give the lock back.
+    Release,
+}
+
+pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliError> {
+    let grace = args.grace.unwrap_or(args.ttl / 5);
+    if grace < GRACE_MIN || grace > args.ttl / 2 {
+        return Err(CliError::Usage(format!(
+            "--grace is {} ms: it must be at least {} ms and at most half of the TTL, {} ms",
+            grace.as_millis(),
+            GRACE_MIN.as_millis(),
+            (args.ttl / 2).as_millis()
+        )));
+    }
+    // Refused here, where the message reaches the caller before anything is started.
+    options.config()?;
+    let wait = if args.try_once { Some(Duration::ZERO) } else { args.wait };
+    let order = Order {
+        endpoints: options.endpoints.clone(),
+        timeout_ms: options.timeout.as_millis() as u64,
+        label: label(),
+        key: args.key,
+        value: args.value,
+        ttl_ms: args.ttl.as_millis() as u64,
+        wait_ms: wait.map(|wait| wait.as_millis() as u64),
+    };
+    supervisor::run(&order, &args.command, grace, options.json).await
+}

@@ -1,0 +1,29 @@
+//! `ls [PREFIX]`.
+
+use std::process::ExitCode;
+
+use super::exit::CliError;
+use super::get::show;
+use super::options::Options;
+use super::{json, say};
+
+#[derive(clap::Args, Debug)]
+pub(super) struct Args {
+    /// Only keys that start with this
+    #[arg(default_value = "")]
+    prefix: String,
+    /// At most this many keys
+    #[arg(long, default_value_t = 1000)]
+    limit: usize,
+}
+
+pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliError> {
+    let client = options.connect().await?;
+    let keys = client.list(&args.prefix, args.limit).await?;
+    if options.json {
+        say(&keys.iter().map(json::key).collect::<serde_json::Value>().to_string())?;
+    } else {
+        keys.iter().try_for_each(show)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,122 @@
+//! The requests of `pipe`, read strictly: an unknown field is an error that names it.
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// `acquire`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Acquire {
+    pub(super) key: String,
+    pub(super) wait_ms: Option<u64>,
+    pub(super) value: Option<String>,
+    pub(super) ttl_ms: Option<u64>,
+}
+
+/// `release`, `renew`, `remaining`: something about a hold of this session.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfHold {
+    pub(super) key: String,
+    pub(super) token: Option<u64>,
+}
+
+/// `get`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Get {
+    pub(super) key: String,
+}
+
+/// `cancel`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Cancel {
+    pub(super) target: Value,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Op {
+    Acquire(Acquire),
+    Release(OfHold),
+    Renew(OfHold),
+    Remaining(OfHold),
+    Get(Get),
+    Cancel(Cancel),
+}
+
+/// A line that was not understood: the id, if it had one, and why.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Misread {
+    pub(super) id: Value,
+    pub(super) why: String,
+}
+
+/// Reads a line.
+pub(super) fn parse(line: &[u8]) -> Result<(Value, Op), Misread> {
+    let misread = |id: &Value, why: String| Misread { id: id.clone(), why };
+    let object: Map<String, Value> =
+        serde_json::from_slice(line).map_err(|error| misread(&Value::Null, error.to_string()))?;
+    let mut object = object;
+    let id = object.remove("id").unwrap_or(Value::Null);
+    if !(id.is_number() || id.is_string()) {
+        return Err(misread(&Value::Null, "\"id\" must be a number or a string".to_owned()));
+    }
+    let Some(Value::String(op)) = object.remove("op") else {
+        return Err(misread(&id, "\"op\" must be a string".to_owned()));
+    };
+    parse_op(&op, object).map(|op| (id.clone(), op)).map_err(|why| misread(&id, why))
+}
+
+fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
+    Ok(match op {
+        "acquire" => Op::Acquire(read(fields)?),
+        "release" => Op::Release(read(fields)?),
+        "renew" => Op::Renew(read(fields)?),
+        "remaining" => Op::Remaining(read(fields)?),
+        "get" => Op::Get(read(fields)?),
+        "cancel" => Op::Cancel(read(fields)?),
+        other => return Err(format!("unknown op {other:?}")),
+    })
+}
+
+fn read<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, String> {
+    serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn requests_are_read() {
+        let line = br#"{"id":1,"op":"acquire","key":"k","wait_ms":0,"value":"v","ttl_ms":10000}"#;
+        let acquire = Acquire {
+            key: "k".to_owned(),
+            wait_ms: Some(0),
+            value: Some("v".to_owned()),
+            ttl_ms: Some(10_000),
+        };
+        assert_eq!(parse(line), Ok((json!(1), Op::Acquire(acquire))));
+        let line = br#"{"op":"cancel","target":1,"id":"x"}"#;
+        assert_eq!(parse(line), Ok((json!("x"), Op::Cancel(Cancel { target: json!(1) }))));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_under_the_requests_id() {
+        let why = |line: &str| parse(line.as_bytes()).expect_err(line);
+        assert!(why("{").why.contains("EOF"));
+        assert_eq!(why("[]").id, Value::Null);
+        assert!(why(r#"{"op":"get","key":"k"}"#).why.contains("\"id\""));
+        assert!(why(r#"{"id":[1],"op":"get","key":"k"}"#).why.contains("\"id\""));
+        let unknown = why(r#"{"id":4,"op":"steal","key":"k"}"#);
+        assert_eq!(unknown.id, json!(4));
+        assert!(unknown.why.contains("steal"));
+        assert!(why(r#"{"id":4,"op":"acquire","key":"k","waitms":1}"#).why.contains("waitms"));
+        assert!(why(r#"{"id":4,"op":"acquire"}"#).why.contains("key"));
+        assert!(why(r#"{"id":4,"op":"acquire","key":"k","wait_ms":-1}"#).why.contains("-1"));
+    }
+}

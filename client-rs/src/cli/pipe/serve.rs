@@ -1,0 +1,363 @@
+//! The loop of `pipe`: reads requests, runs each beside the others, writes replies and news.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use leasehold::{Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::super::exit::{CliError, failure_json};
+use super::super::json;
+use super::request::{Acquire, Misread, OfHold, Op, parse};
+
+/// Longest line of input, in bytes.
+const LINE_LEN_MAX: u64 = 64 * 1024;
+/// Requests without a reply.
+const OPEN_MAX: usize = 4096;
+/// Lines that wait to be written; with these, nothing more is read.
+const LINES_MAX: usize = 1024;
+
+/// What a request's task ends with.
+enum Done {
+    Reply(Value),
+    Granted(Guard),
+}
+
+/// Requests that are open, by their id's text.
+type Open = BTreeMap<String, (Value, AbortHandle, bool)>;
+
+struct Pipe {
+    client: Client,
+    session: Session,
+    holds: BTreeMap<String, Guard>,
+    tasks: JoinSet<(String, Done)>,
+    open: Open,
+    out: mpsc::Sender<Value>,
+}
+
+pub(super) async fn run(client: Client, session: Session, ttl: Duration) -> Result<(), CliError> {
+    let (out, lines) = mpsc::channel(LINES_MAX);
+    let writer = tokio::spawn(write(lines));
+    let ready = json!({ "event": "ready", "protocol": 1, "ttl_ms": ttl.as_millis() as u64 });
+    let mut pipe = Pipe {
+        client,
+        session,
+        holds: BTreeMap::new(),
+        tasks: JoinSet::new(),
+        open: BTreeMap::new(),
+        out,
+    };
+    pipe.say(ready).await;
+    let mut input = BufReader::new(tokio::io::stdin());
+    let served = pipe.serve(&mut input).await;
+    let closed = pipe.close().await;
+    let written = writer.await.unwrap_or_else(|error| Err(CliError::Io(error.into())));
+    served.and(closed).and(written)
+}
+
+/// Writes lines until all senders are gone. A caller that does not listen any more is no error.
+async fn write(mut lines: mpsc::Receiver<Value>) -> Result<(), CliError> {
+    let mut out = tokio::io::stdout();
+    while let Some(line) = lines.recv().await {
+        let mut text = line.to_string();
+        text.push('\n');
+        while let Ok(line) = lines.try_recv() {
+            text.push_str(&line.to_string());
+            text.push('\n');
+        }
+        let written = out.write_all(text.as_bytes()).await;
+        match written.and(out.flush().await) {
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
+            other => other.map_err(CliError::Io)?,
+        }
+    }
+    Ok(())
+}
+
+/// One line of input.
+enum Line {
+    Text(Vec<u8>),
+    TooLong,
+    End,
+}
+
+/// Keeps what it has read of a line when its future is dropped.
+#[derive(Default)]
+struct LineReader {
+    partial: Vec<u8>,
+    skipping: bool,
+}
+
+impl LineReader {
+    async fn next(&mut self, input: &mut BufReader<Stdin>) -> std::io::Result<Line> {
+        loop {
+            let room = LINE_LEN_MAX + 1 - self.partial.len() as u64;
+            let read = (&mut *input).take(room).read_until(b'\n', &mut self.partial).await?;
+            let complete = self.partial.last() == Some(&b'\n');
+            if (complete || read == 0) && std::mem::take(&mut self.skipping) {
+                self.partial.clear();
+                return Ok(Line::TooLong);
+            }
+            if complete || read == 0 && !self.partial.is_empty() {
+                return Ok(Line::Text(std::mem::take(&mut self.partial)));
+            }
+            if read == 0 {
+                return Ok(Line::End);
+            }
+            if self.partial.len() as u64 > LINE_LEN_MAX {
+                self.skipping = true;
+                self.partial.clear();
+            }
+        }
+    }
+}
+
+impl Pipe {
+    async fn say(&self, line: Value) {
+        // The writer ends only when the caller has stopped listening.
+        let _ = self.out.send(line).await;
+    }
+
+    async fn serve(&mut self, input: &mut BufReader<Stdin>) -> Result<(), CliError> {
+        let mut reader = LineReader::default();
+        loop {
+            tokio::select! {
+                line = reader.next(input) => match line.map_err(CliError::Io)? {
+                    Line::Text(line) if line.trim_ascii().is_empty() => {}
+                    Line::Text(line) => self.take(parse(&line)).await,
+                    Line::TooLong => {
+                        let why = format!("a line has at most {LINE_LEN_MAX} bytes");
+                        self.take(Err(Misread { id: Value::Null, why })).await;
+                    }
+                    Line::End => return Ok(()),
+                },
+                Some(done) = self.tasks.join_next() => {
+                    if let Ok((id, done)) = done {
+                        self.finish(&id, done).await;
+                    }
+                }
+                () = self.out.closed() => return Ok(()),
+            }
+        }
+    }
+
+    async fn take(&mut self, line: Result<(Value, Op), Misread>) {
+        let (id, op) = match line {
+            Ok(read) => read,
+            Err(Misread { id, why }) => {
+                return self.refuse(&id, &Failure::new(ErrorCode::MALFORMED, why)).await;
+            }
+        };
+        let name = id.to_string();
+        if self.open.contains_key(&name) {
+            let text = "a request with this id is still open";
+            return self.refuse(&id, &Failure::new(ErrorCode::MALFORMED, text)).await;
+        }
+        if self.open.len() >= OPEN_MAX && !matches!(op, Op::Cancel(_)) {
+            let text = format!("{OPEN_MAX} requests are open already");
+            return self.refuse(&id, &Failure::new(ErrorCode::BUSY, text)).await;
+        }
+        match op {
+            Op::Acquire(acquire) => self.acquire(id, acquire),
+            Op::Release(hold) => self.release(id, &hold).await,
+            Op::Renew(hold) => self.renew(id, &hold).await,
+            Op::Remaining(hold) => self.remaining(&id, &hold).await,
+            Op::Get(get) => {
+                let client = self.client.clone();
+                self.spawn(id, false, async move {
+                    match client.get(get.key).await {
+                        Ok(read) => Done::Reply(json::key(&read)),
+                        Err(error) => Done::Reply(failure_json(error.failure())),
+                    }
+                });
+            }
+            Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
+        }
+    }
+
+    fn spawn(
+        &mut self,
+        id: Value,
+        is_acquire: bool,
+        work: impl Future<Output = Done> + Send + 'static,
+    ) {
+        let name = id.to_string();
+        let tag = name.clone();
+        let handle = self.tasks.spawn(async move { (tag, work.await) });
+        self.open.insert(name, (id, handle, is_acquire));
+    }
+
+    fn acquire(&mut self, id: Value, acquire: Acquire) {
+        let mut request = self.session.lock(acquire.key);
+        if let Some(wait_ms) = acquire.wait_ms {
+            request = request.wait(Duration::from_millis(wait_ms));
+        }
+        if let Some(value) = acquire.value {
+            request = request.value(value);
+        }
+        if let Some(ttl_ms) = acquire.ttl_ms {
+            request = request.own_lease(Duration::from_millis(ttl_ms));
+        }
+        self.spawn(id, true, async move {
+            match request.acquire().await {
+                Ok(guard) => Done::Granted(guard),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    /// The hold that a request means.
+    fn hold(&self, of: &OfHold) -> Result<&Guard, Failure> {
+        let present = self.holds.get(&of.key);
+        let meant = present.filter(|guard| of.token.is_none_or(|token| token == guard.token().0));
+        meant.ok_or_else(|| Failure {
+            token: present.map_or_else(Default::default, Guard::token),
+            ..Failure::of(ErrorCode::NOT_OWNER)
+        })
+    }
+
+    async fn release(&mut self, id: Value, of: &OfHold) {
+        if let Err(failure) = self.hold(of) {
+            return self.refuse(&id, &failure).await;
+        }
+        let guard = self.holds.remove(&of.key).expect("just looked up");
+        self.spawn(id, false, async move {
+            let token = guard.token().0;
+            match guard.release().await {
+                Ok(()) => Done::Reply(json!({ "ok": true, "token": token })),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    async fn renew(&mut self, id: Value, of: &OfHold) {
+        let renewal = match self.hold(of) {
+            Ok(guard) => guard.renew(),
+            Err(failure) => return self.refuse(&id, &failure).await,
+        };
+        self.spawn(id, false, async move {
+            match renewal.await {
+                Ok(left) => {
+                    Done::Reply(json!({ "ok": true, "remaining_ms": left.as_millis() as u64 }))
+                }
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    async fn remaining(&self, id: &Value, of: &OfHold) {
+        match self.hold(of) {
+            Err(failure) => self.refuse(id, &failure).await,
+            Ok(guard) => {
+                let state = match guard.state() {
+                    HoldState::Held => "held",
+                    HoldState::AtRisk { .. } => "at_risk",
+                    _ => "lost",
+                };
+                let remaining_ms = guard.remaining().as_millis() as u64;
+                let token = guard.token().0;
+                self.reply(
+                    id,
+                    json!({
+                        "ok": true, "token": token, "state": state, "remaining_ms": remaining_ms,
+                    }),
+                )
+                .await;
+            }
+        }
+    }
+
+    /// Ends the wait of an acquire: its future is dropped, and the library cancels it.
+    async fn cancel(&mut self, id: &Value, target: &Value) {
+        let name = target.to_string();
+        match self.open.get(&name) {
+            Some((_, handle, true)) if !handle.is_finished() => {
+                handle.abort();
+                let (target, ..) = self.open.remove(&name).expect("just looked up");
+                self.refuse(&target, &Failure::of(ErrorCode::CANCELLED)).await;
+                self.reply(id, json!({ "ok": true })).await;
+            }
+            _ => self.refuse(id, &Failure::of(ErrorCode::NOT_QUEUED)).await,
+        }
+    }
+
+    /// A request's task has ended.
+    async fn finish(&mut self, name: &str, done: Done) {
+        // Cancelled just before it ended: its guard, if any, is dropped and so given back.
+        let Some((id, ..)) = self.open.remove(name) else { return };
+        match done {
+            Done::Reply(reply) => self.reply(&id, reply).await,
+            Done::Granted(guard) => {
+                let reply = json!({
+                    "ok": true,
+                    "key": guard.key(),
+                    "token": guard.token().0,
+                    "remaining_ms": guard.remaining().as_millis() as u64,
+                });
+                let key = guard.key().to_owned();
+                tokio::spawn(tell_changes(key.clone(), guard.watch(), self.out.clone()));
+                self.holds.insert(key, guard);
+                self.reply(&id, reply).await;
+            }
+        }
+    }
+
+    async fn reply(&self, id: &Value, mut reply: Value) {
+        if reply.get("ok").is_none() {
+            reply["ok"] = true.into();
+        }
+        reply["id"] = id.clone();
+        self.say(reply).await;
+    }
+
+    async fn refuse(&self, id: &Value, failure: &Failure) {
+        self.reply(id, failure_json(failure)).await;
+    }
+
+    /// Gives everything back.
+    async fn close(mut self) -> Result<(), CliError> {
+        self.tasks.shutdown().await;
+        let own: Vec<Guard> = std::mem::take(&mut self.holds)
+            .into_values()
+            .filter(|guard| !guard.is_renewed())
+            .collect();
+        for guard in own {
+            // Lost or released: it is not held either way.
+            let _ = guard.release().await;
+        }
+        Ok(self.session.close().await?)
+    }
+}
+
+/// Tells of a hold's changes until it is lost or given back.
+async fn tell_changes(key: String, mut watch: HoldWatch, out: mpsc::Sender<Value>) {
+    let token = watch.token().0;
+    while let Some(state) = watch.changed().await {
+        let (event, last) = match state {
+            HoldState::AtRisk { cause, remaining } => (
+                json!({
+                    "event": "at_risk", "key": key, "token": token, "cause": cause.name(),
+                    "remaining_ms": remaining.as_millis() as u64,
+                }),
+                false,
+            ),
+            HoldState::Lost(cause) => (
+                json!({ "event": "lost", "key": key, "token": token, "cause": cause.name() }),
+                true,
+            ),
+            _ => (
+                json!({
+                    "event": "held", "key": key, "token": token,
+                    "remaining_ms": watch.remaining().as_millis() as u64,
+                }),
+                false,
+            ),
+        };
+        if out.send(event).await.is_err() || last {
+            return;
+        }
+    }
+}

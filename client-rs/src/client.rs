@@ -1,0 +1,360 @@
+//! `Client`: the door to a cluster; reads and operator's requests.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_protocol::command::Command;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{LeaseId, NodeId, Secret, ShardId, Token};
+use leasehold_protocol::limits::PAGE_LEN_MAX;
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::{
+    KeyInfo, KeysReply, OutcomeReply, Reply, SessionInfo, SessionsReply, StatusReply,
+};
+use leasehold_protocol::request::{
+    CommandRequest, Freshness, GetRequest, ListRequest, Request, SessionsRequest, StatusRequest,
+    TransferRequest,
+};
+use leasehold_protocol::shard::{check_key, check_key_bound, check_label, check_reason, shard_of};
+
+use crate::clock::BootTime;
+use crate::config::Config;
+use crate::core::{CallId, CallRequest, Timing};
+use crate::error::{CallError, ConfigError, ConnectError, Failure, SessionError};
+use crate::io::shared::Shared;
+use crate::session::Session;
+
+/// A client of one cluster. Cheap to clone; all clones share their connections.
+///
+/// It runs on the tokio runtime in which it was made, of either flavour, with I/O and time
+/// enabled. Work is done while that runtime runs: on a current-thread runtime that is blocked, no
+/// renewal is sent, and the holds honestly come to be at risk and then lost.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), leasehold::Error> {
+/// use std::time::Duration;
+///
+/// let client = leasehold::Client::connect("127.0.0.1:7101,127.0.0.1:7102").await?;
+/// let session = client.session(Duration::from_secs(15))?;
+/// let guard = session.lock("jobs/nightly").wait(Duration::from_secs(60)).acquire().await?;
+/// println!("token {}", guard.token());
+/// // ... work that passes the token to what it changes ...
+/// guard.release().await?;
+/// session.close().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Client {
+    pub(crate) inner: Arc<ClientInner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct ClientInner {
+    pub(crate) shared: Arc<Shared>,
+    config: Config,
+    shards: u32,
+}
+
+impl Drop for ClientInner {
+    fn drop(&mut self) {
+        self.shared.say_goodbye();
+    }
+}
+
+/// One key, as it was at one revision of its shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyRead {
+    /// The key's shard.
+    pub shard: ShardId,
+    /// The shard's revision at which it was read.
+    pub revision: leasehold_protocol::ids::Revision,
+    /// True if it may lag behind acknowledged changes.
+    pub stale: bool,
+    /// Its holders and waiters.
+    pub info: KeyInfo,
+}
+
+/// What a forced release did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forced {
+    /// The token of the hold that was meant.
+    pub token: Token,
+    /// False while the key waits for the hold's last possible validity to end.
+    pub passed_on: bool,
+}
+
+impl Client {
+    /// Connects with default settings; see `Config::new` for the list's form. Returns when a node
+    /// has answered.
+    pub async fn connect(endpoints: &str) -> Result<Self, ConnectError> {
+        Self::with_config(Config::new(endpoints)?).await
+    }
+
+    /// Connects. Must be called within a tokio runtime.
+    pub async fn with_config(config: Config) -> Result<Self, ConnectError> {
+        config.validate()?;
+        let timing = Timing {
+            connect: config.connect_timeout,
+            attempt: config.attempt_timeout,
+            call: config.call_timeout,
+        };
+        let seed = u64::from_le_bytes(random()?);
+        let shared = Shared::start(timing, config.endpoints.clone(), seed);
+        let mut inner = ClientInner { shared, config, shards: 0 };
+        let answer = inner.call(None, Request::Ping).await;
+        answer.map_err(ConnectError::Failed)?;
+        inner.shards = inner.shared.enter(|inner, _| inner.core.shards());
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Makes a session whose leases live for `ttl` after each renewal: 1 s to 600 s, in whole
+    /// milliseconds. Nothing is sent before it is used.
+    pub fn session(&self, ttl: Duration) -> Result<Session, SessionError> {
+        self.labelled_session(ttl, self.inner.config.label.clone())
+    }
+
+    /// As `session`, with a label of its own.
+    pub fn labelled_session(
+        &self,
+        ttl: Duration,
+        label: impl Into<String>,
+    ) -> Result<Session, SessionError> {
+        Session::open(&self.inner, ttl, label.into())
+    }
+
+    /// The number of shards, fixed for the cluster's life.
+    pub fn shards(&self) -> u32 {
+        self.inner.shards
+    }
+
+    /// The shard that owns a key.
+    pub fn shard_of(&self, key: &[u8]) -> ShardId {
+        shard_of(key, self.inner.shards)
+    }
+
+    /// Asks any node for a sign of life; returns how long that took.
+    pub async fn ping(&self) -> Result<Duration, CallError> {
+        let sent = BootTime::now();
+        self.inner.call(None, Request::Ping).await?;
+        Ok(BootTime::now().since(sent))
+    }
+
+    /// Who holds a key and who waits for it, linearizably (G7).
+    pub async fn get(&self, key: impl Into<Vec<u8>>) -> Result<KeyRead, CallError> {
+        self.get_with(key, Freshness::Linearizable).await
+    }
+
+    /// As `get`, at the freshness that is asked for.
+    pub async fn get_with(
+        &self,
+        key: impl Into<Vec<u8>>,
+        freshness: Freshness,
+    ) -> Result<KeyRead, CallError> {
+        let key = key.into();
+        check_key(&key).map_err(Failure::of)?;
+        let shard = self.shard_of(&key);
+        let request = GetRequest { key, freshness, timeout_ms: 0 };
+        let mut reply = self.keys(shard, Request::Get(request)).await?;
+        let info = reply.keys.pop().ok_or_else(misfit)?;
+        Ok(KeyRead { shard: reply.shard, revision: reply.revision, stale: reply.stale, info })
+    }
+
+    /// One page of a shard's keys that are held or waited for, in byte order: those with `prefix`
+    /// and above `after`, at most 256.
+    pub async fn list_page(
+        &self,
+        shard: ShardId,
+        prefix: &[u8],
+        after: &[u8],
+        limit: u32,
+        freshness: Freshness,
+    ) -> Result<KeysReply, CallError> {
+        check_key_bound(prefix).and(check_key_bound(after)).map_err(Failure::of)?;
+        let request = ListRequest {
+            shard,
+            prefix: prefix.to_vec(),
+            after: after.to_vec(),
+            limit: limit.clamp(1, PAGE_LEN_MAX),
+            freshness,
+            timeout_ms: 0,
+        };
+        self.keys(shard, Request::List(request)).await
+    }
+
+    /// Keys with `prefix` that are held or waited for, of all shards, in byte order, `limit` at
+    /// most. Each page is consistent in itself.
+    pub async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<KeyRead>, CallError> {
+        let mut found = Vec::new();
+        for shard in (0..self.inner.shards).map(ShardId) {
+            let (mut after, mut of_shard) = (Vec::new(), 0);
+            while of_shard < limit {
+                let want = (limit - of_shard).min(PAGE_LEN_MAX as usize) as u32;
+                let fresh = Freshness::Linearizable;
+                let page = self.list_page(shard, prefix.as_bytes(), &after, want, fresh).await?;
+                let (revision, stale, more) = (page.revision, page.stale, page.more);
+                of_shard += page.keys.len();
+                found.extend(page.keys.into_iter().map(|info| KeyRead {
+                    shard,
+                    revision,
+                    stale,
+                    info,
+                }));
+                match found.last() {
+                    Some(last) if more => after = last.info.key.clone().into_bytes(),
+                    _ => break,
+                }
+            }
+        }
+        found.sort_by(|a, b| a.info.key.cmp(&b.info.key));
+        found.truncate(limit);
+        Ok(found)
+    }
+
+    /// One page of a shard's live leases above `after`, in the order of their ids, at most 256.
+    pub async fn sessions_page(
+        &self,
+        shard: ShardId,
+        after: LeaseId,
+        limit: u32,
+    ) -> Result<SessionsReply, CallError> {
+        let limit = limit.clamp(1, PAGE_LEN_MAX);
+        let request = SessionsRequest { shard, after, limit, timeout_ms: 0 };
+        match self.inner.call(Some(shard), Request::Sessions(request)).await? {
+            Reply::Sessions(reply) => Ok(reply),
+            _ => Err(misfit().into()),
+        }
+    }
+
+    /// Live leases of all shards, `limit` at most.
+    pub async fn sessions(&self, limit: usize) -> Result<Vec<(ShardId, SessionInfo)>, CallError> {
+        let mut found = Vec::new();
+        for shard in (0..self.inner.shards).map(ShardId) {
+            let mut after = LeaseId(0);
+            while found.len() < limit {
+                let want = (limit - found.len()).min(PAGE_LEN_MAX as usize) as u32;
+                let page = self.sessions_page(shard, after, want).await?;
+                let more = page.more;
+                found.extend(page.sessions.into_iter().map(|session| (shard, session)));
+                match found.last() {
+                    Some((_, last)) if more => after = last.lease,
+                    _ => break,
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// The cluster as one node sees it: its nodes, their shards, roles and digests.
+    pub async fn status(&self) -> Result<StatusReply, CallError> {
+        match self.inner.call(None, Request::Status(StatusRequest { timeout_ms: 0 })).await? {
+            Reply::Status(reply) => Ok(reply),
+            _ => Err(misfit().into()),
+        }
+    }
+
+    /// Ends somebody's hold. `token` must be the hold's present one, so that a repeated request
+    /// cannot hit the next holder.
+    ///
+    /// The key is passed on when the holder gave it back or its last possible validity ended; with
+    /// `now` at once, which waives exclusion (G1) for that hold: only resources that check tokens
+    /// are safe then.
+    ///
+    /// If an attempt's reply was lost and the next one finds the token not held any more, that
+    /// counts as done.
+    pub async fn force_release(
+        &self,
+        key: impl Into<Vec<u8>>,
+        token: Token,
+        who: &str,
+        why: &str,
+        now: bool,
+    ) -> Result<Forced, CallError> {
+        let key = key.into();
+        check_key(&key).map_err(Failure::of)?;
+        check_label(who.as_bytes()).map_err(Failure::of)?;
+        check_reason(why.as_bytes()).map_err(Failure::of)?;
+        let shard = self.shard_of(&key);
+        let (who, why) = (who.as_bytes().to_vec(), why.as_bytes().to_vec());
+        let command = Command::ForceRelease { key, token, who, why, now };
+        let request = Request::Command(CommandRequest { shard, timeout_ms: 0, command });
+        match self.inner.call(Some(shard), request).await? {
+            Reply::Outcome(OutcomeReply {
+                outcome: Outcome::Forced { token, passed_on, .. },
+                ..
+            }) => Ok(Forced { token, passed_on }),
+            Reply::Outcome(OutcomeReply {
+                outcome: Outcome::Refused { code, token, .. }, ..
+            }) => Err(Failure { token, ..Failure::of(code) }.into()),
+            _ => Err(misfit().into()),
+        }
+    }
+
+    /// Moves a shard's leadership to a node, or to one that the leader chooses.
+    pub async fn transfer_leader(
+        &self,
+        shard: ShardId,
+        to: Option<NodeId>,
+    ) -> Result<(), CallError> {
+        let to = to.unwrap_or(NodeId(0));
+        let request = TransferRequest { shard, to, timeout_ms: 0 };
+        match self.inner.call(Some(shard), Request::Transfer(request)).await? {
+            Reply::Transferred => Ok(()),
+            _ => Err(misfit().into()),
+        }
+    }
+
+    async fn keys(&self, shard: ShardId, request: Request) -> Result<KeysReply, CallError> {
+        match self.inner.call(Some(shard), request).await? {
+            Reply::Keys(reply) => Ok(reply),
+            _ => Err(misfit().into()),
+        }
+    }
+}
+
+impl ClientInner {
+    async fn call(&self, shard: Option<ShardId>, request: Request) -> Result<Reply, Failure> {
+        let timeout = self.config.call_timeout;
+        let (call, answer) = self.shared.enter(|inner, now| {
+            let call = inner.core.call(now, CallRequest { shard, request, timeout });
+            inner.await_call(call)
+        })?;
+        let interest = Interest { shared: &self.shared, call };
+        let answer = answer.await.unwrap_or_else(|_| Err(gone()));
+        drop(interest);
+        answer
+    }
+}
+
+/// While somebody waits for a call. Dropping it forgets the call.
+struct Interest<'a> {
+    shared: &'a Arc<Shared>,
+    call: CallId,
+}
+
+impl Drop for Interest<'_> {
+    fn drop(&mut self) {
+        self.shared.enter(|inner, _| inner.forget_call(self.call));
+    }
+}
+
+/// The runtime that carried the client's tasks has ended.
+pub(crate) fn gone() -> Failure {
+    Failure::new(ErrorCode::DEADLINE, "the runtime of this client has ended")
+}
+
+fn misfit() -> Failure {
+    Failure::new(ErrorCode::MALFORMED, "the reply does not fit its request")
+}
+
+fn random<const N: usize>() -> Result<[u8; N], ConfigError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| ConfigError::NoRandomness(error.to_string()))?;
+    Ok(bytes)
+}
+
+/// A new secret.
+pub(crate) fn random_secret() -> Result<Secret, Failure> {
+    let random = random().map_err(|error| Failure::new(ErrorCode::INTERNAL, error.to_string()))?;
+    Ok(Secret(random))
+}

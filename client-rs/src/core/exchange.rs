@@ -1,0 +1,602 @@
+//! One request from its first send to its final answer: where it is, how often it was tried, and
+//! what a failed attempt means.
+//!
+//! An attempt that broke (connection lost, no answer, an error of class *retryable* or *unknown*)
+//! is repeated under the same number after a jittered pause, at another node where there is one,
+//! until an answer comes or the deadline passes. An answer to an earlier attempt counts as well.
+
+use std::time::Duration;
+
+use leasehold_protocol::command::Command;
+use leasehold_protocol::error::{ErrorClass, ErrorCode};
+use leasehold_protocol::frame::{MAGIC, VERSION_MAX, VERSION_MIN};
+use leasehold_protocol::ids::{ClusterId, LeaseId, NodeId, Number, RequestId, Secret, ShardId};
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::{ErrorReply, LeaderHint, OutcomeReply, Reply, ServerHello};
+use leasehold_protocol::request::{ClientHello, CommandRequest, Request};
+use leasehold_protocol::shard::{KEY_HASH_CRC32C, check_shards};
+
+use super::route::{Choice, InFlight, Lane, is_final_refusal};
+use super::{
+    Call, CallId, ConnId, Core, Event, ExchangeId, LeaseKey, OpId, Output, SessionId, Timer,
+};
+use crate::clock::BootTime;
+use crate::error::Failure;
+
+/// How long a request waits for a connection that is being set up before it also tries another.
+const HEDGE: Duration = Duration::from_millis(250);
+/// How long a connection may be silent, while something is open on it, before it is probed.
+const PROBE_AFTER: Duration = Duration::from_secs(2);
+/// Hints followed at once; after that a request that is passed around rests between attempts.
+const REDIRECTS_MAX: u32 = 2;
+
+/// Whose request it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    Open(LeaseKey),
+    Acquire(OpId),
+    Cancel(OpId),
+    Release(OpId),
+    Renew(Vec<LeaseKey>),
+    Holds(LeaseKey),
+    Close { shard: ShardId, lease: LeaseId, secret: Secret, session: Option<SessionId> },
+    Call(CallId),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// Until its timer.
+    Resting,
+    /// Waits for this connection to be set up.
+    Parked(ConnId),
+    /// Sent, no answer yet.
+    Sent(ConnId),
+    /// Answered `queued`; the final answer comes on the same connection.
+    Queued(ConnId),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    owner: Owner,
+    shard: Option<ShardId>,
+    lane: Lane,
+    deadline: BootTime,
+    /// How long one attempt waits for its answer; `None` is the default.
+    patience: Option<Duration>,
+    /// Sends so far.
+    attempts: u32,
+    failures: u32,
+    redirects: u32,
+    /// Some attempt may have had an effect that is not known.
+    uncertain: bool,
+    last: Option<Failure>,
+    state: State,
+    last_sent: BootTime,
+    /// Results that the last attempt acknowledged.
+    acks: Vec<Number>,
+}
+
+impl Exchange {
+    pub(super) const fn new(
+        owner: Owner,
+        shard: Option<ShardId>,
+        lane: Lane,
+        deadline: BootTime,
+    ) -> Self {
+        Self {
+            owner,
+            shard,
+            lane,
+            deadline,
+            patience: None,
+            attempts: 0,
+            failures: 0,
+            redirects: 0,
+            uncertain: false,
+            last: None,
+            state: State::Resting,
+            last_sent: BootTime(0),
+            acks: Vec::new(),
+        }
+    }
+
+    pub(super) const fn patience(mut self, patience: Duration) -> Self {
+        self.patience = Some(patience);
+        self
+    }
+
+    /// What is said if no answer comes any more.
+    fn verdict(&self) -> Failure {
+        let open = self.uncertain || matches!(self.state, State::Sent(_) | State::Queued(_));
+        match (&self.last, open) {
+            (Some(last), false) => last.clone(),
+            (Some(last), true) => {
+                let text = format!("{} The last answer was {last}", ErrorCode::DEADLINE.text());
+                Failure::new(ErrorCode::DEADLINE, text)
+            }
+            (None, true) => Failure::of(ErrorCode::DEADLINE),
+            (None, false) => Failure::of(ErrorCode::UNREACHABLE),
+        }
+    }
+}
+
+impl Core {
+    pub(super) fn start(&mut self, exchange: Exchange) -> ExchangeId {
+        let id = ExchangeId(self.fresh());
+        self.exchanges.insert(id, exchange);
+        self.dispatch(id, None);
+        id
+    }
+
+    /// Forgets an exchange without an answer.
+    pub(super) fn kill(&mut self, id: Option<ExchangeId>) {
+        if let Some(id) = id {
+            self.exchanges.remove(&id);
+            self.timers.cancel(Timer::Exchange(id));
+        }
+    }
+
+    /// What would be said about this exchange if it ended now.
+    pub(super) fn verdict(&self, id: Option<ExchangeId>) -> Failure {
+        id.and_then(|id| self.exchanges.get(&id))
+            .map_or_else(|| Failure::of(ErrorCode::UNREACHABLE), Exchange::verdict)
+    }
+
+    /// Sends it, or finds out what it has to wait for.
+    fn dispatch(&mut self, id: ExchangeId, avoid: Option<usize>) {
+        let Some(exchange) = self.exchanges.get(&id) else { return };
+        if self.now >= exchange.deadline {
+            let verdict = exchange.verdict();
+            return self.finish(id, Err(verdict), self.now);
+        }
+        if matches!(exchange.owner, Owner::Call(_) | Owner::Open(_))
+            && let Some(refusal) = self.router.all_refused()
+        {
+            let refusal = refusal.clone();
+            return self.finish(id, Err(refusal), self.now);
+        }
+        let (shard, lane) = (exchange.shard, exchange.lane);
+        match self.router.choose(shard, lane, avoid, self.now, &mut self.rng) {
+            Choice::Use(conn) => self.send(id, conn),
+            Choice::Park(conn) => self.park(id, conn),
+            Choice::Connect(target) => {
+                let conn = ConnId(self.fresh());
+                let addr = self.router.open(conn, target, lane, self.now);
+                self.timers.set(Timer::Conn(conn), self.now.after(self.timing.connect));
+                self.outputs.push_back(Output::Connect { conn, addr });
+                self.park(id, conn);
+            }
+            Choice::Rest(at) => {
+                let at = at.max(self.now.after(Duration::from_millis(1)));
+                self.set_state(id, State::Resting, at);
+            }
+        }
+    }
+
+    fn park(&mut self, id: ExchangeId, conn: ConnId) {
+        self.router.conn(conn).expect("just chosen").parked.insert(id);
+        self.set_state(id, State::Parked(conn), self.now.after(HEDGE));
+    }
+
+    /// Sets the state and the timer, which never runs past the deadline.
+    fn set_state(&mut self, id: ExchangeId, state: State, at: BootTime) {
+        let exchange = self.exchanges.get_mut(&id).expect("the caller looked it up");
+        exchange.state = state;
+        let at = at.min(exchange.deadline);
+        self.timers.set(Timer::Exchange(id), at);
+    }
+
+    fn send(&mut self, id: ExchangeId, conn: ConnId) {
+        let exchange = &self.exchanges[&id];
+        let patience = exchange.patience.unwrap_or(self.timing.attempt).min(self.timing.attempt);
+        let left = exchange.deadline.since(self.now);
+        let timeout_ms = patience.min(left).as_millis().clamp(1, u128::from(u32::MAX)) as u32;
+        let owner = exchange.owner.clone();
+        let Some((request, acks)) = self.build(&owner, timeout_ms) else {
+            return self.kill(Some(id));
+        };
+        let link = self.router.conn(conn).expect("just chosen");
+        let watched = !link.in_flight.is_empty();
+        let request_id = link.register(InFlight::Exchange { exchange: id, sent_at: self.now });
+        if !watched {
+            link.quiet_since(self.now);
+            self.timers.set(Timer::Conn(conn), self.now.after(PROBE_AFTER));
+        }
+        let exchange = self.exchanges.get_mut(&id).expect("checked above");
+        exchange.attempts += 1;
+        exchange.acks = acks;
+        exchange.last_sent = self.now;
+        self.outputs.push_back(Output::Send { conn, id: RequestId(request_id), request });
+        // The node answers an error within `timeout_ms`; its answer gets some time to travel.
+        let grace = patience / 4;
+        self.set_state(id, State::Sent(conn), self.now.after(patience + grace));
+    }
+
+    /// The request of an owner as it is to be sent now; `None` if there is nothing to ask any more.
+    fn build(&self, owner: &Owner, timeout_ms: u32) -> Option<(Request, Vec<Number>)> {
+        match owner {
+            Owner::Open(lease) => self.build_open(*lease, timeout_ms),
+            Owner::Acquire(op) => self.build_acquire(*op, timeout_ms),
+            Owner::Cancel(op) => self.build_cancel(*op, timeout_ms),
+            Owner::Release(op) => self.build_release(*op, timeout_ms),
+            Owner::Renew(leases) => self.build_renew(leases, timeout_ms),
+            Owner::Holds(lease) => self.build_holds(*lease, timeout_ms),
+            Owner::Close { shard, lease, secret, .. } => {
+                let command = Command::Close { lease: *lease, secret: *secret };
+                Some((as_request(*shard, timeout_ms, command), Vec::new()))
+            }
+            Owner::Call(call) => match self.calls.get(call)? {
+                Call::Request(request) => Some((with_timeout(request, timeout_ms), Vec::new())),
+                Call::Renew { .. } => None,
+            },
+        }
+    }
+
+    /// The byte stream is open: the handshake goes out.
+    pub(crate) fn conn_up(&mut self, now: BootTime, conn: ConnId) {
+        self.tick(now);
+        let cluster = self.router.cluster;
+        let Some(link) = self.router.conn(conn) else {
+            return self.outputs.push_back(Output::Close { conn });
+        };
+        let id = RequestId(link.register(InFlight::Hello));
+        let hello = ClientHello {
+            magic: MAGIC,
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            cluster,
+            features: 0,
+            auth: Vec::new(),
+        };
+        self.outputs.push_back(Output::Send { conn, id, request: Request::Hello(hello) });
+    }
+
+    /// The byte stream failed or ended.
+    pub(crate) fn conn_down(&mut self, now: BootTime, conn: ConnId, why: &str) {
+        self.tick(now);
+        let message = format!("{}: {why}", self.router.addr_of(conn));
+        self.lose_conn(conn, &Failure::new(ErrorCode::UNREACHABLE, message));
+    }
+
+    /// Drops a connection and repeats elsewhere what was open on it.
+    fn lose_conn(&mut self, conn: ConnId, why: &Failure) {
+        let refusal = is_final_refusal(why.code).then(|| why.clone());
+        self.timers.cancel(Timer::Conn(conn));
+        for id in self.router.drop_conn(conn, refusal, self.now, &mut self.rng) {
+            let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
+            let pause = match exchange.state {
+                State::Parked(at) if at == conn => Duration::ZERO,
+                State::Sent(at) if at == conn => {
+                    exchange.uncertain = true;
+                    self.retry.pause(1, &mut self.rng)
+                }
+                // Many may wait on one node; they come back a little apart.
+                State::Queued(at) if at == conn => {
+                    exchange.uncertain = true;
+                    self.rng.between(Duration::ZERO, Duration::from_millis(60))
+                }
+                _ => continue,
+            };
+            exchange.last = Some(why.clone());
+            self.note_risk(id, why.code);
+            self.set_state(id, State::Resting, self.now.after(pause));
+        }
+    }
+
+    fn close_conn(&mut self, conn: ConnId, why: &Failure) {
+        self.outputs.push_back(Output::Close { conn });
+        self.lose_conn(conn, why);
+    }
+
+    /// A connection took too long to be set up, or may be silent for too long.
+    pub(super) fn conn_due(&mut self, conn: ConnId) {
+        let (now, attempt) = (self.now, self.timing.attempt);
+        let Some(link) = self.router.conn(conn) else { return };
+        if !link.ready {
+            let message = format!("{}: no handshake in time", self.router.addr_of(conn));
+            return self.close_conn(conn, &Failure::new(ErrorCode::UNREACHABLE, message));
+        }
+        if link.in_flight.is_empty() {
+            return;
+        }
+        let unanswered = link.ping_sent.filter(|sent| link.last_heard < *sent);
+        if unanswered.is_some_and(|sent| now.since(sent) >= attempt) {
+            let message = format!("{}: the connection is silent", self.router.addr_of(conn));
+            return self.close_conn(conn, &Failure::new(ErrorCode::UNREACHABLE, message));
+        }
+        if unanswered.is_none() && now.since(link.last_heard) >= PROBE_AFTER {
+            link.ping_sent = Some(now);
+            let id = RequestId(link.register(InFlight::Ping));
+            self.outputs.push_back(Output::Send { conn, id, request: Request::Ping });
+        }
+        self.timers.set(Timer::Conn(conn), now.after(PROBE_AFTER.min(attempt)));
+    }
+
+    /// The exchange's time is up in its present state.
+    pub(super) fn exchange_due(&mut self, id: ExchangeId) {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        if self.now >= exchange.deadline {
+            let verdict = exchange.verdict();
+            return self.finish(id, Err(verdict), self.now);
+        }
+        match exchange.state {
+            State::Resting => self.dispatch(id, None),
+            State::Parked(conn) => {
+                let avoid = self.router.target_of(conn);
+                self.dispatch(id, avoid);
+            }
+            State::Sent(conn) => self.unanswered(id, conn),
+            State::Queued(_) => {}
+        }
+    }
+
+    /// An attempt got no answer in time, although the node should have answered an error by now.
+    fn unanswered(&mut self, id: ExchangeId, conn: ConnId) {
+        let message = format!("{}: no answer in time", self.router.addr_of(conn));
+        let why = Failure::new(ErrorCode::UNREACHABLE, message);
+        let avoid = self.router.target_of(conn);
+        let exchange = self.exchanges.get_mut(&id).expect("the caller looked it up");
+        exchange.uncertain = true;
+        exchange.failures += 1;
+        exchange.last = Some(why.clone());
+        if let Some(shard) = exchange.shard {
+            self.router.forget_leader(shard);
+        }
+        self.note_risk(id, why.code);
+        self.dispatch(id, avoid);
+    }
+
+    /// A node's reply.
+    pub(crate) fn reply(&mut self, now: BootTime, conn: ConnId, id: RequestId, reply: Reply) {
+        self.tick(now);
+        let now = self.now;
+        let Some(link) = self.router.conn(conn) else { return };
+        link.last_heard = now;
+        if let (RequestId(0), Reply::Error(error)) = (id, &reply) {
+            let why = Failure::new(error.code, error.message.clone());
+            return self.close_conn(conn, &why);
+        }
+        let Some(what) = link.in_flight.get(&id.0).copied() else { return };
+        let stays = is_queued(&reply);
+        if !stays {
+            link.in_flight.remove(&id.0);
+        }
+        match what {
+            InFlight::Hello => self.hello_answered(conn, reply),
+            InFlight::Ping => {}
+            InFlight::Exchange { exchange, sent_at } => {
+                self.router.answered(conn);
+                self.exchange_answered(conn, exchange, sent_at, reply);
+            }
+        }
+    }
+
+    fn hello_answered(&mut self, conn: ConnId, reply: Reply) {
+        let refusal = match reply {
+            Reply::Hello(hello) => match self.check_hello(&hello) {
+                Ok(()) => return self.welcome(conn, &hello),
+                Err(refusal) => refusal,
+            },
+            Reply::Error(error) => Failure::new(error.code, error.message),
+            _ => Failure::new(ErrorCode::MALFORMED, "the handshake was answered by something else"),
+        };
+        let message = format!("{}: {}", self.router.addr_of(conn), refusal.message);
+        self.close_conn(conn, &Failure::new(refusal.code, message));
+    }
+
+    fn check_hello(&self, hello: &ServerHello) -> Result<(), Failure> {
+        if !(VERSION_MIN..=VERSION_MAX).contains(&hello.version) {
+            return Err(Failure::of(ErrorCode::UNSUPPORTED_VERSION));
+        }
+        if hello.key_hash != KEY_HASH_CRC32C || check_shards(hello.shards).is_err() {
+            let text = "the cluster uses a key hash or a number of shards that is unknown here";
+            return Err(Failure::new(ErrorCode::UNSUPPORTED_VERSION, text));
+        }
+        let known = self.router.cluster;
+        if known != ClusterId::UNKNOWN
+            && (known != hello.cluster || self.router.shards != hello.shards)
+        {
+            let text = format!("cluster {} answers where {known} is expected", hello.cluster);
+            return Err(Failure::new(ErrorCode::WRONG_CLUSTER, text));
+        }
+        Ok(())
+    }
+
+    fn welcome(&mut self, conn: ConnId, hello: &ServerHello) {
+        self.router.welcome(conn, hello, self.now);
+        self.timers.cancel(Timer::Conn(conn));
+        let link = self.router.conn(conn).expect("just welcomed");
+        for id in std::mem::take(&mut link.parked) {
+            let Some(exchange) = self.exchanges.get(&id) else { continue };
+            if exchange.state != State::Parked(conn) {
+                continue;
+            }
+            // It has waited: a better node is taken only if its connection is there.
+            let (shard, lane) = (exchange.shard, exchange.lane);
+            match self.router.choose(shard, lane, None, self.now, &mut self.rng) {
+                Choice::Use(better) => self.send(id, better),
+                Choice::Park(_) | Choice::Connect(_) | Choice::Rest(_) => self.send(id, conn),
+            }
+        }
+    }
+
+    fn exchange_answered(&mut self, conn: ConnId, id: ExchangeId, sent_at: BootTime, reply: Reply) {
+        self.take_hint(conn, id, &reply);
+        if matches!(reply, Reply::Outcome(_)) {
+            self.confirm_acks(id, sent_at);
+        }
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        match reply {
+            Reply::Error(error) => self.attempt_failed(conn, id, error),
+            Reply::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. }) => {
+                exchange.state = State::Queued(conn);
+                exchange.failures = 0;
+                let Owner::Acquire(op) = exchange.owner else { return };
+                self.timers.cancel(Timer::Exchange(id));
+                self.acquire_queued(op);
+            }
+            Reply::Outcome(OutcomeReply { outcome: Outcome::Refused { code, .. }, .. })
+                if is_retried_here(code) =>
+            {
+                let error = ErrorReply {
+                    code,
+                    message: code.text().to_owned(),
+                    leader: NodeId(0),
+                    retry_after_ms: 0,
+                };
+                self.attempt_failed(conn, id, error);
+            }
+            reply => self.finish(id, Ok(reply), sent_at),
+        }
+    }
+
+    /// The cluster has executed or refused the command: it took its acknowledgements.
+    fn confirm_acks(&mut self, id: ExchangeId, sent_at: BootTime) {
+        let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        let (Owner::Acquire(op) | Owner::Cancel(op) | Owner::Release(op)) = exchange.owner else {
+            return;
+        };
+        if exchange.last_sent == sent_at {
+            let acks = std::mem::take(&mut exchange.acks);
+            if let Some(lease) = self.ops.get(&op).and_then(|op| self.leases.get_mut(&op.lease)) {
+                lease.numbers.acknowledged(&acks);
+            }
+        }
+    }
+
+    /// Learns from a reply who leads the shard.
+    fn take_hint(&mut self, conn: ConnId, id: ExchangeId, reply: &Reply) {
+        let Some(shard) = self.exchanges.get(&id).and_then(|exchange| exchange.shard) else {
+            return;
+        };
+        let answering = self.router.node_of(conn).unwrap_or(NodeId(0));
+        let leader = match reply {
+            Reply::Outcome(reply) if reply.leader == NodeId(0) => answering,
+            Reply::Outcome(reply) => reply.leader,
+            Reply::Renewed(reply) if reply.leader == NodeId(0) => answering,
+            Reply::Renewed(reply) => reply.leader,
+            Reply::Error(error) if error.leader != NodeId(0) => error.leader,
+            Reply::Error(error) if error.code == ErrorCode::NOT_LEADER => {
+                return self.router.forget_leader(shard);
+            }
+            _ => return,
+        };
+        if leader != NodeId(0) {
+            self.router.hint(&LeaderHint { shard, leader });
+        }
+    }
+
+    /// An error instead of an answer: the end, or another attempt.
+    fn attempt_failed(&mut self, conn: ConnId, id: ExchangeId, error: ErrorReply) {
+        let why = Failure::new(error.code, error.message);
+        let answering = self.router.node_of(conn);
+        let exchange = self.exchanges.get_mut(&id).expect("the caller looked it up");
+        if !is_retried_here(error.code) {
+            return self.finish(id, Err(why), self.now);
+        }
+        exchange.uncertain |= error.code.class() == ErrorClass::Unknown;
+        let elsewhere = error.leader != NodeId(0) && Some(error.leader) != answering;
+        let at_once = elsewhere && exchange.redirects < REDIRECTS_MAX
+            || error.code == ErrorCode::RESYNC && exchange.failures == 0;
+        exchange.redirects += u32::from(elsewhere);
+        exchange.failures += 1;
+        let failures = exchange.failures;
+        let code = why.code;
+        exchange.last = Some(why);
+        self.note_risk(id, code);
+        if at_once {
+            return self.dispatch(id, None);
+        }
+        let pause = self.retry.pause(failures, &mut self.rng);
+        let pause = pause.max(Duration::from_millis(u64::from(error.retry_after_ms)));
+        self.set_state(id, State::Resting, self.now.after(pause));
+    }
+
+    /// The exchange is over: its owner hears.
+    fn finish(&mut self, id: ExchangeId, result: Result<Reply, Failure>, sent_at: BootTime) {
+        let exchange = self.exchanges.remove(&id).expect("the caller looked it up");
+        self.timers.cancel(Timer::Exchange(id));
+        let retried = exchange.attempts > 1;
+        match exchange.owner {
+            Owner::Open(lease) => self.open_answered(lease, result, sent_at),
+            Owner::Acquire(op) => self.acquire_answered(op, retried, result),
+            Owner::Cancel(op) => self.cancel_answered(op, result),
+            Owner::Release(op) => self.release_answered(op, retried, result),
+            Owner::Renew(leases) => self.renew_answered(&leases, result, sent_at),
+            Owner::Holds(lease) => self.holds_answered(lease, result),
+            Owner::Close { session, .. } => self.close_answered(session, result),
+            Owner::Call(call) => self.call_answered(call, retried, result),
+        }
+    }
+
+    fn call_answered(&mut self, call: CallId, retried: bool, result: Result<Reply, Failure>) {
+        if let Some(Call::Request(request)) = self.calls.remove(&call) {
+            let result = if retried { result.map(|reply| reread(&request, reply)) } else { result };
+            self.events.push_back(Event::Answered { call, result });
+        }
+    }
+
+    /// Remembers on the leases of a failed renewal why they are at risk.
+    fn note_risk(&self, id: ExchangeId, code: ErrorCode) {
+        if let Some(Exchange { owner: Owner::Renew(leases), .. }) = self.exchanges.get(&id) {
+            self.set_risk(leases, code);
+        }
+    }
+}
+
+pub(super) const fn as_request(shard: ShardId, timeout_ms: u32, command: Command) -> Request {
+    Request::Command(CommandRequest { shard, timeout_ms, command })
+}
+
+const fn is_queued(reply: &Reply) -> bool {
+    matches!(reply, Reply::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. }))
+}
+
+/// Whether this library repeats a request that got this code, or gives the code to its caller.
+const fn is_retried_here(code: ErrorCode) -> bool {
+    match code.class() {
+        ErrorClass::NotApplied => false,
+        ErrorClass::Unknown => true,
+        // What the state itself refuses for lack of room is the caller's to decide, but for the
+        // window, which this library's own acknowledgements will open.
+        ErrorClass::Retryable => !matches!(code, ErrorCode::QUEUE_FULL | ErrorCode::LEASES_FULL),
+    }
+}
+
+/// A forced release has no number. If its token is not held any more when it is repeated, the
+/// attempt whose reply was lost has done it, or the holder has: what was asked for is so.
+fn reread(request: &Request, reply: Reply) -> Reply {
+    let Request::Command(CommandRequest { command: Command::ForceRelease { token, .. }, .. }) =
+        request
+    else {
+        return reply;
+    };
+    match reply {
+        Reply::Outcome(OutcomeReply {
+            outcome: Outcome::Refused { code: ErrorCode::NOT_OWNER, revision, .. },
+            leader,
+        }) => {
+            let outcome = Outcome::Forced { token: *token, passed_on: true, revision };
+            Reply::Outcome(OutcomeReply { outcome, leader })
+        }
+        reply => reply,
+    }
+}
+
+/// A call's request with the time that is left for this attempt.
+fn with_timeout(request: &Request, timeout_ms: u32) -> Request {
+    let mut request = request.clone();
+    match &mut request {
+        Request::Command(body) => body.timeout_ms = timeout_ms,
+        Request::Renew(body) => body.timeout_ms = timeout_ms,
+        Request::Get(body) => body.timeout_ms = timeout_ms,
+        Request::List(body) => body.timeout_ms = timeout_ms,
+        Request::Sessions(body) => body.timeout_ms = timeout_ms,
+        Request::Holds(body) => body.timeout_ms = timeout_ms,
+        Request::Status(body) => body.timeout_ms = timeout_ms,
+        Request::Transfer(body) => body.timeout_ms = timeout_ms,
+        Request::Hello(_) | Request::Ping => {}
+    }
+    request
+}

@@ -1,0 +1,226 @@
+//! Cancels and releases: each goes out under the number that its acquire reserved for it, and is
+//! repeated until it is answered or the lease has ended.
+
+use leasehold_protocol::command::Command;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::Number;
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::{OutcomeReply, Reply};
+use leasehold_protocol::request::Request;
+
+use super::acquire::{Cancel, Release};
+use super::cell::LossCause;
+use super::exchange::{Exchange, Owner, as_request};
+use super::lease::refusal_of;
+use super::route::Lane;
+use super::{Core, Event, LeaseKey, OpId, Timer};
+use crate::clock::BootTime;
+use crate::error::Failure;
+
+impl Core {
+    /// Cancels an acquire that was sent. The body of a cancel cannot change once it is sent, so one
+    /// that is on its way stays as it is.
+    pub(super) fn start_cancel(&mut self, id: OpId, release_if_granted: bool) {
+        let Some(op) = self.ops.get(&id) else { return };
+        if op.cancel.is_some() || op.grant.is_some() {
+            return;
+        }
+        let (key, number) = (op.lease, Number(op.number.expect("the caller checked").0 + 1));
+        let name = op.key.clone();
+        let lease = self.leases.get_mut(&key).expect("a pending op has a lease");
+        lease.numbers.begin(number);
+        lease.leaving.entry(name).or_default();
+        let shard = lease.shard;
+        let cancel = Cancel { exchange: None, release_if_granted };
+        self.ops.get_mut(&id).expect("looked up above").cancel = Some(cancel);
+        let send = Exchange::new(Owner::Cancel(id), Some(shard), Lane::Lease, BootTime::NEVER);
+        let exchange = Some(self.start(send));
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.cancel = Some(Cancel { exchange, ..cancel });
+        }
+    }
+
+    pub(super) fn build_cancel(&self, id: OpId, ms: u32) -> Option<(Request, Vec<Number>)> {
+        let op = self.ops.get(&id)?;
+        let lease = self.leases.get(&op.lease)?;
+        let caller = lease.caller(Number(op.number?.0 + 1))?;
+        let acks = caller.acks.clone();
+        let command = Command::Cancel { caller, release_if_granted: op.cancel?.release_if_granted };
+        Some((as_request(lease.shard, ms, command), acks))
+    }
+
+    pub(super) fn cancel_answered(&mut self, id: OpId, result: Result<Reply, Failure>) {
+        let Some(op) = self.ops.get(&id) else { return };
+        let (key, name) = (op.lease, op.key.clone());
+        let number = Number(op.number.expect("it was sent").0 + 1);
+        if let Some(lease) = self.leases.get_mut(&key) {
+            lease.numbers.settle(number, false);
+        }
+        let outcome = match result {
+            Ok(Reply::Outcome(OutcomeReply { outcome, .. })) => Ok(outcome),
+            Ok(reply) => Err(refusal_of(&reply)),
+            Err(failure) => Err(failure),
+        };
+        let granted = op_is_granted(self, id);
+        match outcome {
+            // Granted before, and given back by this cancel.
+            Ok(Outcome::Released { .. }) if granted => return self.remove_op(id),
+            // The outcome of the acquire itself has come meanwhile.
+            _ if granted => {}
+            // A grant that is heard of through a cancel may be old.
+            outcome => self.take_outcome(id, true, outcome),
+        }
+        self.arrived(key, &name);
+    }
+
+    /// A release or cancel of this key is done: acquires that waited for it go out.
+    pub(super) fn arrived(&mut self, key: LeaseKey, name: &[u8]) {
+        let Some(lease) = self.leases.get_mut(&key) else { return };
+        for op in lease.leaving.remove(name).unwrap_or_default() {
+            let waits = |op: &super::Op| op.lease == key && op.number.is_none();
+            if self.ops.get(&op).is_some_and(waits) {
+                self.try_send(op);
+            }
+        }
+    }
+
+    /// Gives a hold back. With `awaited`, `Event::Released` follows.
+    pub(crate) fn release(
+        &mut self,
+        now: BootTime,
+        id: OpId,
+        awaited: bool,
+    ) -> Result<(), Failure> {
+        self.tick(now);
+        let Some(op) = self.ops.get(&id).filter(|op| op.release.is_none()) else {
+            return Err(Failure::new(ErrorCode::LEASE_DEAD, "the hold had ended before"));
+        };
+        if let Some(cell) = &op.cell {
+            cell.release();
+            if let Some(cause) = cell.lost() {
+                // Seen as lost by the clock; the core's own timer has not come to it yet.
+                self.lose_hold(id, cause);
+                return Err(Failure::new(ErrorCode::LEASE_DEAD, "the hold had ended before"));
+            }
+        }
+        self.start_release(id, awaited);
+        Ok(())
+    }
+
+    pub(super) fn start_release(&mut self, id: OpId, awaited: bool) {
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        let grant = op.grant.expect("only a hold is released");
+        let sent = Release { exchange: None, awaited };
+        op.release = Some(sent);
+        let (key, name, own) = (op.lease, op.key.clone(), op.own_lease);
+        let holder = op.held_by().expect("only a hold is released");
+        let number = Number(op.number.expect("it was granted").0 + 2);
+        let lease = self.leases.get_mut(&holder).expect("a hold has a lease");
+        lease.holds.remove(&grant.token);
+        lease.verifying.remove(&id);
+        lease.capped.retain(|(_, capped)| *capped != id);
+        lease.releasing.insert(id);
+        let shard = lease.shard;
+        // A hold's own lease outlives the session, but not its own TTL.
+        let deadline = match own {
+            Some(_) => self.now.after(lease.ttl),
+            None => BootTime::NEVER,
+        };
+        if let Some(lease) = self.leases.get_mut(&key) {
+            lease.leaving.entry(name).or_default();
+            if own.is_none() {
+                lease.numbers.begin(number);
+            }
+        }
+        if awaited {
+            self.timers.set(Timer::Op(id), self.now.after(self.timing.call));
+        }
+        let release = Exchange::new(Owner::Release(id), Some(shard), Lane::Lease, deadline);
+        let exchange = Some(self.start(release));
+        if let Some(op) = self.ops.get_mut(&id) {
+            op.release = Some(Release { exchange, ..sent });
+        }
+        self.arm(holder);
+    }
+
+    pub(super) fn build_release(&self, id: OpId, ms: u32) -> Option<(Request, Vec<Number>)> {
+        let op = self.ops.get(&id)?;
+        let lease = self.leases.get(&op.held_by()?)?;
+        let token = op.grant.as_ref()?.token;
+        let key = op.key.clone();
+        if op.own_lease.is_some() {
+            let command =
+                Command::ReleaseOwn { lease: lease.id?, secret: lease.secret, key, token };
+            return Some((as_request(lease.shard, ms, command), Vec::new()));
+        }
+        let caller = lease.caller(Number(op.number?.0 + 2))?;
+        let acks = caller.acks.clone();
+        Some((as_request(lease.shard, ms, Command::Release { caller, key, token }), acks))
+    }
+
+    pub(super) fn release_answered(
+        &mut self,
+        id: OpId,
+        retried: bool,
+        result: Result<Reply, Failure>,
+    ) {
+        let Some(op) = self.ops.get(&id) else { return };
+        let (key, own) = (op.lease, op.own_lease);
+        if own.is_none() {
+            let number = Number(op.number.expect("it was granted").0 + 2);
+            if let Some(lease) = self.leases.get_mut(&key) {
+                lease.numbers.settle(number, false);
+            }
+        }
+        let failure = match result {
+            Ok(Reply::Outcome(OutcomeReply { outcome: Outcome::Released { .. }, .. })) => {
+                return self.release_done(id, Ok(()));
+            }
+            Ok(reply) => refusal_of(&reply),
+            Err(failure) => failure,
+        };
+        let dead = matches!(failure.code, ErrorCode::LEASE_DEAD | ErrorCode::BAD_SECRET);
+        let over =
+            dead || matches!(failure.code, ErrorCode::NOT_OWNER | ErrorCode::NUMBER_BELOW_FLOOR);
+        // The hold is over. If an earlier attempt may have done it, it has.
+        let done = over && retried && (own.is_some() || !dead);
+        self.release_done(id, if done { Ok(()) } else { Err(failure) });
+        if dead && own.is_none() {
+            self.end_lease(key, LossCause::LeaseDead);
+        }
+    }
+
+    fn release_done(&mut self, id: OpId, result: Result<(), Failure>) {
+        let Some(op) = self.ops.get(&id) else { return };
+        let key = op.lease;
+        if op.release.is_some_and(|release| release.awaited) {
+            self.events.push_back(Event::Released { op: id, result });
+        }
+        self.remove_op(id);
+        self.send_unsent(key);
+    }
+
+    /// Somebody has waited long enough for a release. It goes on by itself.
+    pub(super) fn release_due(&mut self, id: OpId) {
+        let exchange = self.ops[&id].release.and_then(|release| release.exchange);
+        let verdict = self.verdict(exchange);
+        let release = self.ops.get_mut(&id).and_then(|op| op.release.as_mut());
+        if release.is_some_and(|release| std::mem::take(&mut release.awaited)) {
+            self.events.push_back(Event::Released { op: id, result: Err(verdict) });
+        }
+    }
+
+    /// The lease ended while a release was on its way.
+    pub(super) fn release_ended_by_lease(&mut self, id: OpId, cause: LossCause) {
+        let result = match cause {
+            // Closing gives back everything.
+            LossCause::SessionClosed => Ok(()),
+            _ => Err(Failure::of(ErrorCode::LEASE_LOST)),
+        };
+        self.release_done(id, result);
+    }
+}
+
+fn op_is_granted(core: &Core, id: OpId) -> bool {
+    core.ops.get(&id).is_some_and(|op| op.grant.is_some())
+}

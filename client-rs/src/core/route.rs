@@ -1,0 +1,332 @@
+//! Where requests go: the nodes, the connections to them, and who leads which shard.
+//!
+//! Any node answers any request, so a hint about the leader is only that: when it fails, another
+//! node is asked. A connection is opened when a request needs it, never to keep a number of them;
+//! a node that failed rests for a jittered, growing pause before it is tried again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{ClusterId, NodeId, ShardId};
+use leasehold_protocol::limits::IN_FLIGHT_MAX;
+use leasehold_protocol::reply::{LeaderHint, NodeAddress, ServerHello};
+
+use super::rng::{Backoff, Rng};
+use super::{ConnId, ExchangeId};
+use crate::clock::BootTime;
+use crate::config::TARGETS_MAX;
+use crate::error::Failure;
+
+/// Renewals, cancels and releases have a connection of their own, so that bulk cannot delay them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lane {
+    /// Acquires, opens and reads.
+    Bulk = 0,
+    /// Renewals, cancels, releases, closes.
+    Lease = 1,
+}
+
+/// What a request id of a connection stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InFlight {
+    Hello,
+    Ping,
+    Exchange { exchange: ExchangeId, sent_at: BootTime },
+}
+
+/// One address.
+#[derive(Debug)]
+struct Target {
+    addr: String,
+    node: Option<NodeId>,
+    /// Given by the user, so never forgotten.
+    given: bool,
+    failures: u32,
+    not_before: BootTime,
+    /// Why it cannot be used, if its handshake was refused for good.
+    refusal: Option<Failure>,
+    conns: [Option<ConnId>; 2],
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Conn {
+    target: usize,
+    pub(crate) lane: Lane,
+    pub(crate) ready: bool,
+    pub(crate) last_heard: BootTime,
+    pub(crate) ping_sent: Option<BootTime>,
+    pub(crate) in_flight: BTreeMap<u64, InFlight>,
+    /// What waits for it to be set up.
+    pub(crate) parked: BTreeSet<ExchangeId>,
+    next_request: u64,
+}
+
+impl Conn {
+    /// Registers a request and returns its id.
+    pub(crate) fn register(&mut self, what: InFlight) -> u64 {
+        let id = self.next_request;
+        self.next_request += 1;
+        self.in_flight.insert(id, what);
+        id
+    }
+
+    /// Something is open on it again, after a time in which silence meant nothing.
+    pub(crate) const fn quiet_since(&mut self, now: BootTime) {
+        self.last_heard = now;
+        self.ping_sent = None;
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        // A few ids stay free for pings.
+        self.in_flight.len() < IN_FLIGHT_MAX - 16
+    }
+}
+
+/// Where a request may go now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// This connection is ready.
+    Use(ConnId),
+    /// This connection is being set up.
+    Park(ConnId),
+    /// A connection to this address must be opened.
+    Connect(usize),
+    /// No address may be tried before.
+    Rest(BootTime),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Router {
+    targets: Vec<Target>,
+    conns: BTreeMap<ConnId, Conn>,
+    leaders: BTreeMap<ShardId, NodeId>,
+    backoff: Backoff,
+    /// The first cluster that answered; another one is refused from then on.
+    pub(crate) cluster: ClusterId,
+    pub(crate) shards: u32,
+}
+
+impl Router {
+    pub(crate) fn new(endpoints: Vec<String>) -> Self {
+        let targets = endpoints.into_iter().map(|addr| Target::new(addr, None, true)).collect();
+        Self {
+            targets,
+            conns: BTreeMap::new(),
+            leaders: BTreeMap::new(),
+            backoff: Backoff { first: Duration::from_millis(40), longest: Duration::from_secs(3) },
+            cluster: ClusterId::UNKNOWN,
+            shards: 0,
+        }
+    }
+
+    /// Picks a connection for a request. `avoid` is an address that has just failed it; it is used
+    /// only if there is no other.
+    pub(crate) fn choose(
+        &self,
+        shard: Option<ShardId>,
+        lane: Lane,
+        avoid: Option<usize>,
+        now: BootTime,
+        rng: &mut Rng,
+    ) -> Choice {
+        let allowed = |index: &usize| Some(*index) != avoid;
+        let leader = shard.and_then(|shard| self.leaders.get(&shard)).copied();
+        if let Some(leader) = leader {
+            let led = |index: &usize| self.targets[*index].node == Some(leader) && allowed(index);
+            if let Some(choice) = self.pick(lane, now, led, rng) {
+                return choice;
+            }
+        }
+        if let Some(choice) = self.pick(lane, now, allowed, rng) {
+            return choice;
+        }
+        if avoid.is_some() {
+            return self.choose(shard, lane, None, now, rng);
+        }
+        Choice::Rest(self.targets.iter().map(|t| t.not_before).min().unwrap_or(now))
+    }
+
+    /// The best of the addresses that `fits` accepts: a ready connection, one being set up, one to
+    /// open; among equals a random one, so that clients spread over the nodes.
+    fn pick(
+        &self,
+        lane: Lane,
+        now: BootTime,
+        fits: impl Fn(&usize) -> bool,
+        rng: &mut Rng,
+    ) -> Option<Choice> {
+        let (mut parked, mut idle) = (None, Vec::new());
+        for index in (0..self.targets.len()).filter(fits) {
+            let target = &self.targets[index];
+            match target.conns[lane as usize].map(|conn| (conn, &self.conns[&conn])) {
+                Some((id, conn)) if conn.ready && conn.has_room() => return Some(Choice::Use(id)),
+                Some((_, conn)) if conn.ready => {}
+                Some((id, _)) => parked = Some(Choice::Park(id)),
+                None if target.not_before <= now => idle.push(index),
+                None => {}
+            }
+        }
+        if parked.is_some() || idle.is_empty() {
+            return parked;
+        }
+        Some(Choice::Connect(idle[rng.below(idle.len() as u64) as usize]))
+    }
+
+    /// Enters a connection that is being set up; returns the address to connect to.
+    pub(crate) fn open(&mut self, id: ConnId, target: usize, lane: Lane, now: BootTime) -> String {
+        let slot = &mut self.targets[target].conns[lane as usize];
+        assert!(slot.is_none(), "one connection per address and lane");
+        *slot = Some(id);
+        let conn = Conn {
+            target,
+            lane,
+            ready: false,
+            last_heard: now,
+            ping_sent: None,
+            in_flight: BTreeMap::new(),
+            parked: BTreeSet::new(),
+            next_request: 1,
+        };
+        self.conns.insert(id, conn);
+        self.targets[target].addr.clone()
+    }
+
+    pub(crate) fn conn(&mut self, id: ConnId) -> Option<&mut Conn> {
+        self.conns.get_mut(&id)
+    }
+
+    pub(crate) fn target_of(&self, id: ConnId) -> Option<usize> {
+        self.conns.get(&id).map(|conn| conn.target)
+    }
+
+    /// The address of a connection, for messages.
+    pub(crate) fn addr_of(&self, id: ConnId) -> &str {
+        self.conns.get(&id).map_or("?", |conn| &self.targets[conn.target].addr)
+    }
+
+    /// The handshake succeeded: learns the cluster from it.
+    pub(crate) fn welcome(&mut self, id: ConnId, hello: &ServerHello, now: BootTime) {
+        let conn = self.conns.get_mut(&id).expect("a connection that answered is known");
+        conn.ready = true;
+        conn.last_heard = now;
+        let target = &mut self.targets[conn.target];
+        target.node = Some(hello.node);
+        target.refusal = None;
+        self.cluster = hello.cluster;
+        self.shards = hello.shards;
+        self.learn_nodes(&hello.nodes);
+        for hint in &hello.leaders {
+            if hint.leader != NodeId(0) && !self.leaders.contains_key(&hint.shard) {
+                self.leaders.insert(hint.shard, hint.leader);
+            }
+        }
+    }
+
+    /// A node answered something other than a hello on this connection: only now is its back-off
+    /// over, so that a node which accepts and then drops connections is not hammered.
+    pub(crate) fn answered(&mut self, id: ConnId) {
+        if let Some(conn) = self.conns.get(&id) {
+            self.targets[conn.target].failures = 0;
+        }
+    }
+
+    fn learn_nodes(&mut self, nodes: &[NodeAddress]) {
+        for node in nodes {
+            let room = self.targets.len() < TARGETS_MAX;
+            match self.targets.iter_mut().find(|target| target.addr == node.client_addr) {
+                Some(target) => target.node = Some(node.node),
+                None if room => {
+                    let addr = node.client_addr.clone();
+                    self.targets.push(Target::new(addr, Some(node.node), false));
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// A hint from a reply, `NodeId(0)` for "the answering node leads, or nobody is known to".
+    pub(crate) fn hint(&mut self, hint: &LeaderHint) {
+        self.leaders.insert(hint.shard, hint.leader);
+    }
+
+    /// Whoever was thought to lead this shard does not answer for it.
+    pub(crate) fn forget_leader(&mut self, shard: ShardId) {
+        self.leaders.remove(&shard);
+    }
+
+    /// The node of a connection, if it is known.
+    pub(crate) fn node_of(&self, id: ConnId) -> Option<NodeId> {
+        self.conns.get(&id).and_then(|conn| self.targets[conn.target].node)
+    }
+
+    /// Removes a connection that broke or was given up. The address rests; shards that its node
+    /// led are looked for elsewhere. Returns what was in flight or waited for it.
+    pub(crate) fn drop_conn(
+        &mut self,
+        id: ConnId,
+        refusal: Option<Failure>,
+        now: BootTime,
+        rng: &mut Rng,
+    ) -> Vec<ExchangeId> {
+        let Some(conn) = self.conns.remove(&id) else { return Vec::new() };
+        let target = &mut self.targets[conn.target];
+        target.conns[conn.lane as usize] = None;
+        let mut lost = conn.parked;
+        lost.extend(conn.in_flight.values().filter_map(exchange_of));
+        let quiet = conn.ready && lost.is_empty();
+        if !quiet {
+            target.failures = target.failures.saturating_add(1);
+            target.not_before = now.after(self.backoff.pause(target.failures, rng));
+            target.refusal = refusal;
+            if let Some(node) = target.node {
+                self.leaders.retain(|_, leader| *leader != node);
+            }
+        }
+        lost.into_iter().collect()
+    }
+
+    /// Set if every address refused the handshake for good: there is nobody to wait for.
+    pub(crate) fn all_refused(&self) -> Option<&Failure> {
+        let given = || self.targets.iter().filter(|target| target.given);
+        if given().all(|target| target.refusal.is_some()) {
+            return given().find_map(|target| target.refusal.as_ref());
+        }
+        None
+    }
+}
+
+impl Target {
+    const fn new(addr: String, node: Option<NodeId>, given: bool) -> Self {
+        Self {
+            addr,
+            node,
+            given,
+            failures: 0,
+            not_before: BootTime(0),
+            refusal: None,
+            conns: [None, None],
+        }
+    }
+}
+
+const fn exchange_of(what: &InFlight) -> Option<ExchangeId> {
+    match what {
+        InFlight::Exchange { exchange, .. } => Some(*exchange),
+        InFlight::Hello | InFlight::Ping => None,
+    }
+}
+
+/// Whether a handshake that ended with this code can ever succeed with the same node.
+pub(crate) fn is_final_refusal(code: ErrorCode) -> bool {
+    matches!(
+        code,
+        ErrorCode::WRONG_CLUSTER
+            | ErrorCode::AUTH_FAILED
+            | ErrorCode::UNSUPPORTED_VERSION
+            | ErrorCode::MALFORMED
+            | ErrorCode::UNKNOWN_KIND
+    )
+}

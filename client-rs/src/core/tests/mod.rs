@@ -1,0 +1,13 @@
+//! Tests of the core on virtual time: against answers given by hand, and against the real state
+//! machine over a bad network.
+
+#[path = "../../../tests/support/authority.rs"]
+mod authority;
+mod rig;
+
+mod cancels;
+mod leases;
+mod retries;
+mod sessions;
+mod sim;
+mod versions;

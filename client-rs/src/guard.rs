@@ -1,0 +1,177 @@
+//! `Guard`: a hold, and what its holder may believe about it.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_protocol::ids::Token;
+use tokio::sync::watch;
+
+use crate::client::{ClientInner, gone};
+use crate::clock::BootTime;
+use crate::core::{HoldCell, HoldState, LossCause, OpId};
+use crate::error::{ReleaseError, RenewError};
+use crate::io::shared::{Change, Reported};
+use crate::session::SessionInner;
+
+/// A lock that was granted.
+///
+/// Pass `token()` to every resource that the lock protects: a paused process can act after its
+/// lease ended, and only a resource that refuses lower tokens than it has seen is safe from that.
+///
+/// Dropping the guard gives the lock back without waiting for the answer. A guard that is
+/// forgotten (`std::mem::forget`) keeps its session alive and renewed as long as the client's
+/// runtime lives.
+#[derive(Debug)]
+pub struct Guard {
+    client: Arc<ClientInner>,
+    /// Kept alive by the guard, unless the hold has a lease of its own.
+    session: Option<Arc<SessionInner>>,
+    op: OpId,
+    key: Vec<u8>,
+    watch: HoldWatch,
+    released: bool,
+}
+
+impl Guard {
+    pub(crate) fn new(
+        session: Arc<SessionInner>,
+        op: OpId,
+        key: Vec<u8>,
+        reported: Reported,
+        own_lease: bool,
+    ) -> Self {
+        let Reported { held, changes } = reported;
+        let watch = HoldWatch { token: held.token, cell: held.cell, changes };
+        let client = Arc::clone(&session.client);
+        let session = (!own_lease).then_some(session);
+        Self { client, session, op, key, watch, released: false }
+    }
+
+    /// The fencing token. Tokens of one key only ever rise (G2).
+    pub const fn token(&self) -> Token {
+        self.watch.token
+    }
+
+    /// The key.
+    pub fn key(&self) -> &str {
+        std::str::from_utf8(&self.key).expect("a granted key was checked")
+    }
+
+    /// How long the hold is valid without another renewal; zero once it is lost. Compared with the
+    /// clock at this very call, so it is right even in the first call after this process slept.
+    pub fn remaining(&self) -> Duration {
+        self.watch.remaining()
+    }
+
+    /// Held, at risk, or lost, at this very call.
+    pub fn state(&self) -> HoldState {
+        self.watch.state()
+    }
+
+    /// Resolves when the hold is lost, once for each future made, and never if it is released.
+    pub fn lost(&self) -> impl Future<Output = LossCause> + Send + 'static {
+        let watch = self.watch.clone();
+        async move { watch.lost().await }
+    }
+
+    /// A view of this hold that can be given away; it keeps nothing alive.
+    pub fn watch(&self) -> HoldWatch {
+        self.watch.clone()
+    }
+
+    /// True if its session's lease carries it; false if it has a lease of its own.
+    pub const fn is_renewed(&self) -> bool {
+        self.session.is_some()
+    }
+
+    /// Renews the hold's lease now and returns how long it is valid. A hold with a lease of its own
+    /// needs this; others are renewed anyway. Sent by this call, whether or not it is awaited.
+    pub fn renew(&self) -> impl Future<Output = Result<Duration, RenewError>> + Send + 'static {
+        let started = self.client.shared.enter(|inner, now| {
+            let call = inner.core.renew(now, self.op);
+            inner.await_renewal(call)
+        });
+        let watch = self.watch.clone();
+        async move {
+            let (_, answer) = started?;
+            answer.await.unwrap_or_else(|_| Err(gone()))?;
+            Ok(watch.remaining())
+        }
+    }
+
+    /// Gives the lock back and waits until the cluster has confirmed it. The hold ends with this
+    /// call, whatever the answer is.
+    pub async fn release(mut self) -> Result<(), ReleaseError> {
+        self.released = true;
+        let (_, answer) = self.client.shared.enter(|inner, now| {
+            inner.forget_hold(self.op);
+            let released = inner.core.release(now, self.op, true).map(|()| self.op);
+            inner.await_release(released)
+        })?;
+        Ok(answer.await.unwrap_or_else(|_| Err(gone()))?)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        if self.released {
+            return;
+        }
+        self.client.shared.enter(|inner, now| {
+            inner.forget_hold(self.op);
+            // It may have ended already; then there is nothing to give back.
+            let _ = inner.core.release(now, self.op, false);
+        });
+    }
+}
+
+/// A view of a hold, without any claim on it.
+#[derive(Clone, Debug)]
+pub struct HoldWatch {
+    token: Token,
+    cell: Arc<HoldCell>,
+    changes: watch::Receiver<Change>,
+}
+
+impl HoldWatch {
+    /// See `Guard::token`.
+    pub const fn token(&self) -> Token {
+        self.token
+    }
+
+    /// See `Guard::remaining`.
+    pub fn remaining(&self) -> Duration {
+        self.cell.remaining(BootTime::now())
+    }
+
+    /// See `Guard::state`. After a release it is `Lost(SessionClosed)`.
+    pub fn state(&self) -> HoldState {
+        self.cell.state(BootTime::now())
+    }
+
+    /// Resolves when the hold is lost; never if it is released.
+    pub async fn lost(mut self) -> LossCause {
+        loop {
+            if let HoldState::Lost(_) = self.state()
+                && let Some(cause) = self.cell.lost()
+            {
+                return cause;
+            }
+            if self.changes.changed().await.is_err() {
+                match self.cell.lost() {
+                    Some(cause) => return cause,
+                    None => std::future::pending::<()>().await,
+                }
+            }
+        }
+    }
+
+    /// Waits for the next change of state: at risk, safe again, lost. `None` once it was released.
+    pub async fn changed(&mut self) -> Option<HoldState> {
+        match self.changes.changed().await {
+            Ok(()) => Some(self.state()),
+            Err(_) => self.cell.lost().map(HoldState::Lost),
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! `Session`, and the request for a lock.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_protocol::ids::Secret;
+
+use crate::client::{ClientInner, gone, random_secret};
+use crate::core::{AcquireRequest, OpId, SessionId, Wait};
+use crate::error::{AcquireError, CloseError, Failure, SessionError};
+use crate::guard::Guard;
+use crate::io::shared::{Reported, Shared};
+
+/// What a client holds and waits under: one lease in each shard it uses, opened when first needed
+/// and renewed by the library.
+///
+/// It is kept as long as it, a clone of it, a guard or a running acquire exists; then it is closed
+/// as if `close` had been called, without waiting for the answer. When a lease was lost, its holds
+/// are lost and its waits fail; the session itself goes on, with a new lease where it needs one.
+#[derive(Clone, Debug)]
+pub struct Session {
+    inner: Arc<SessionInner>,
+}
+
+#[derive(Debug)]
+pub(crate) struct SessionInner {
+    pub(crate) client: Arc<ClientInner>,
+    id: SessionId,
+}
+
+impl Drop for SessionInner {
+    fn drop(&mut self) {
+        self.client.shared.enter(|inner, now| inner.core.close_session(now, self.id));
+    }
+}
+
+impl Session {
+    pub(crate) fn open(
+        client: &Arc<ClientInner>,
+        ttl: Duration,
+        label: String,
+    ) -> Result<Self, SessionError> {
+        let ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX);
+        let secret = random_secret().map_err(SessionError::Refused)?;
+        let id = client
+            .shared
+            .enter(|inner, now| inner.core.open_session(now, ttl_ms, label, secret))
+            .map_err(SessionError::Refused)?;
+        Ok(Self { inner: Arc::new(SessionInner { client: Arc::clone(client), id }) })
+    }
+
+    /// Begins a request for the lock of a key: 1 to 512 bytes of UTF-8.
+    pub fn lock(&self, key: impl Into<Vec<u8>>) -> LockRequest {
+        LockRequest {
+            session: Arc::clone(&self.inner),
+            key: key.into(),
+            value: Vec::new(),
+            wait: Wait::Unlimited,
+            own_ttl: None,
+        }
+    }
+
+    /// Ends the session now, with everything it holds and waits for, whoever still has a guard of
+    /// it: those see `LossCause::SessionClosed`. Holds with a lease of their own stay.
+    ///
+    /// From this call on nothing renews the session, whatever the answer is.
+    pub async fn close(self) -> Result<(), CloseError> {
+        let id = self.inner.id;
+        let closed = self.inner.client.shared.enter(|inner, now| {
+            let waiter = inner.await_close(id);
+            inner.core.close_session(now, id);
+            waiter
+        });
+        let (_, answer) = closed.map_err(CloseError::Unknown)?;
+        answer.await.unwrap_or_else(|_| Err(gone())).map_err(CloseError::Unknown)
+    }
+}
+
+/// A request for a lock, not sent yet.
+#[derive(Clone, Debug)]
+#[must_use = "a request does nothing until it is acquired"]
+pub struct LockRequest {
+    session: Arc<SessionInner>,
+    key: Vec<u8>,
+    value: Vec<u8>,
+    wait: Wait,
+    own_ttl: Option<Duration>,
+}
+
+impl LockRequest {
+    /// Waits at most this long in the key's queue. Without it, `acquire` waits as long as the
+    /// session's lease lives.
+    pub const fn wait(mut self, wait: Duration) -> Self {
+        self.wait = if wait.is_zero() { Wait::Try } else { Wait::For(wait) };
+        self
+    }
+
+    /// Attaches a value, which whoever reads the key sees: at most 4096 bytes.
+    pub fn value(mut self, value: impl Into<Vec<u8>>) -> Self {
+        self.value = value.into();
+        self
+    }
+
+    /// Gives the hold a lease of its own, which starts at the grant, outlives the session, and is
+    /// renewed only by `Guard::renew`.
+    pub const fn own_lease(mut self, ttl: Duration) -> Self {
+        self.own_ttl = Some(ttl);
+        self
+    }
+
+    /// Waits for the lock.
+    ///
+    /// Dropping the future cancels the request; if it was granted meanwhile, it is given back. The
+    /// queue entry is gone within one round trip, or else with the session.
+    pub async fn acquire(self) -> Result<Guard, AcquireError> {
+        let own = match self.own_ttl {
+            Some(ttl) => Some((own_ttl_ms(ttl), new_secret()?)),
+            None => None,
+        };
+        let own_lease = own.is_some();
+        let shared = &self.session.client.shared;
+        let request = AcquireRequest {
+            session: self.session.id,
+            key: self.key.clone(),
+            value: self.value,
+            wait: self.wait,
+            own,
+        };
+        let (op, answer) = shared.enter(|inner, now| {
+            let op = inner.core.acquire(now, request);
+            inner.await_acquire(op)
+        })?;
+        let mut interest = Interest { shared, op, open: true };
+        let reported: Result<Reported, Failure> = answer.await.unwrap_or_else(|_| Err(gone()));
+        interest.open = false;
+        drop(interest);
+        Ok(Guard::new(self.session, op, self.key, reported?, own_lease))
+    }
+
+    /// Takes the lock if it is free.
+    pub async fn try_acquire(mut self) -> Result<Guard, AcquireError> {
+        self.wait = Wait::Try;
+        self.acquire().await
+    }
+}
+
+fn own_ttl_ms(ttl: Duration) -> u64 {
+    u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn new_secret() -> Result<Secret, AcquireError> {
+    Ok(random_secret()?)
+}
+
+/// While somebody waits for an acquire. Dropping it while `open` cancels the acquire.
+struct Interest<'a> {
+    shared: &'a Arc<Shared>,
+    op: OpId,
+    open: bool,
+}
+
+impl Drop for Interest<'_> {
+    fn drop(&mut self) {
+        if self.open {
+            self.shared.enter(|inner, now| {
+                inner.forget_acquire(self.op);
+                inner.forget_hold(self.op);
+                inner.core.abandon(now, self.op);
+            });
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! The library over real sockets, against a server of one node that can be made to break.
+
+mod support;
+
+use std::time::Duration;
+
+use leasehold::{
+    AcquireError, Client, Config, ConnectError, ErrorCode, HoldState, LossCause, Session, Token,
+};
+
+use self::support::eventually;
+use self::support::server::TestServer;
+
+const TTL: Duration = Duration::from_secs(2);
+
+async fn client(server: &TestServer) -> Client {
+    let config = Config::new(&server.endpoint()).expect("valid").label("tester");
+    Client::with_config(config).await.expect("the server answers")
+}
+
+async fn session(server: &TestServer) -> (Client, Session) {
+    let client = client(server).await;
+    let session = client.session(TTL).expect("in range");
+    (client, session)
+}
+
+#[tokio::test]
+async fn a_lock_is_taken_seen_and_given_back() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let guard = session.lock("jobs/1").value("worker").acquire().await.expect("free");
+    assert_eq!(guard.key(), "jobs/1");
+    assert_eq!(guard.token(), Token(1001));
+    assert_eq!(guard.state(), HoldState::Held);
+    assert!(guard.remaining() > TTL / 2 && guard.remaining() < TTL);
+    let read = client.get("jobs/1").await.expect("readable");
+    assert_eq!(read.info.holders.len(), 1);
+    assert_eq!(read.info.holders[0].token, guard.token());
+    assert_eq!(read.info.holders[0].value, b"worker");
+    assert_eq!(read.info.holders[0].label, "tester");
+    guard.release().await.expect("held");
+    assert!(client.get("jobs/1").await.expect("readable").info.holders.is_empty());
+    session.close().await.expect("confirmed");
+    assert_eq!(server.leases(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_gets_the_lock_when_it_is_given_back_with_a_higher_token() {
+    let server = TestServer::start();
+    let (_first_client, first) = session(&server).await;
+    let (_second_client, second) = session(&server).await;
+    let guard = first.lock("k").acquire().await.expect("free");
+    let refused = second.lock("k").try_acquire().await.expect_err("held");
+    assert!(matches!(&refused, AcquireError::Held(failure) if failure.token == guard.token()));
+    let waiting = tokio::spawn(async move { second.lock("k").acquire().await });
+    eventually("the second waits", async || server.waiters("k") == 1).await;
+    let token = guard.token();
+    guard.release().await.expect("held");
+    let next = waiting.await.expect("no panic").expect("granted");
+    assert!(next.token() > token);
+    assert_eq!(next.state(), HoldState::Held);
+}
+
+#[tokio::test]
+async fn a_wait_ends_in_time_and_leaves_nothing() {
+    let server = TestServer::start();
+    let (_c1, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let _guard = first.lock("k").acquire().await.expect("free");
+    let error = second.lock("k").wait(Duration::from_millis(50)).acquire().await;
+    assert!(matches!(error, Err(AcquireError::TimedOut(_))), "{error:?}");
+    assert_eq!(server.waiters("k"), 0);
+}
+
+#[tokio::test]
+async fn a_dropped_future_leaves_the_queue() {
+    let server = TestServer::start();
+    let (_c1, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let guard = first.lock("k").acquire().await.expect("free");
+    {
+        let mut waiting = std::pin::pin!(second.lock("k").acquire());
+        eventually("it waits", async || {
+            let pending = futures_poll(waiting.as_mut()).await;
+            assert!(pending, "not granted");
+            server.waiters("k") == 1
+        })
+        .await;
+    }
+    eventually("it left", async || server.waiters("k") == 0).await;
+    drop(guard);
+    // The session of the dropped future works on.
+    second.lock("k").acquire().await.expect("free again");
+}
+
+/// Polls once; true while it is pending.
+async fn futures_poll<F: Future + Unpin>(future: F) -> bool {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|context| {
+        std::task::Poll::Ready(future.as_mut().poll(context).is_pending())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn dropping_a_guard_and_dropping_a_session_give_everything_back() {
+    let server = TestServer::start();
+    let (_client, session) = session(&server).await;
+    let first = session.lock("a").acquire().await.expect("free");
+    let second = session.lock("b").acquire().await.expect("free");
+    drop(first);
+    eventually("a is free", async || server.tokens("a").is_empty()).await;
+    assert_eq!(server.tokens("b").len(), 1);
+    drop(session);
+    assert_eq!(second.state(), HoldState::Held, "a guard keeps its session");
+    drop(second);
+    eventually("the lease is gone", async || server.leases() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_task_that_panics_gives_its_lock_back() {
+    let server = TestServer::start();
+    let (_client, session) = session(&server).await;
+    let task = tokio::spawn(async move {
+        let _guard = session.lock("k").acquire().await.expect("free");
+        panic!("the work failed");
+    });
+    assert!(task.await.is_err());
+    eventually("the lock is free", async || server.tokens("k").is_empty()).await;
+    eventually("nothing renews", async || server.leases() == 0).await;
+}
+
+#[tokio::test]
+async fn a_client_dropped_with_its_sessions_says_goodbye() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let guard = session.lock("k").acquire().await.expect("free");
+    drop((client, session, guard));
+    eventually("the lease is gone", async || server.leases() == 0).await;
+}
+
+#[tokio::test]
+async fn broken_connections_cost_nothing() {
+    let server = TestServer::start();
+    let (_c1, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let guard = first.lock("k").acquire().await.expect("free");
+    let waiting = tokio::spawn(async move { second.lock("k").acquire().await });
+    eventually("the second waits", async || server.waiters("k") == 1).await;
+    for _ in 0..5 {
+        let before = server.connects();
+        server.cut();
+        eventually("somebody came back", async || server.connects() > before).await;
+    }
+    assert_eq!(guard.state(), HoldState::Held);
+    assert_eq!(server.waiters("k"), 1, "the place in the queue was kept");
+    guard.release().await.expect("held");
+    waiting.await.expect("no panic").expect("granted");
+}
+
+#[tokio::test]
+async fn a_server_that_is_away_for_longer_than_the_ttl_costs_the_lock_once() {
+    let server = TestServer::start();
+    let client = client(&server).await;
+    let session = client.session(Duration::from_secs(1)).expect("in range");
+    let guard = session.lock("k").acquire().await.expect("free");
+    let lease = client.get("k").await.expect("readable").info.holders[0].lease;
+    server.down(true);
+    assert_eq!(guard.lost().await, LossCause::Expired);
+    assert_eq!(guard.lost().await, LossCause::Expired, "and again for whoever asks later");
+    assert_eq!(guard.state(), HoldState::Lost(LossCause::Expired));
+    assert_eq!(guard.remaining(), Duration::ZERO);
+    let renewals = server.with(|authority| authority.renewals);
+    server.down(false);
+    let again = session.lock("k").acquire().await.expect("the session works on");
+    assert!(again.token() > guard.token());
+    let present = client.get("k").await.expect("readable").info.holders[0].lease;
+    assert_ne!(present, lease, "under a new lease");
+    let dead = server.with(move |authority| authority.state.lease(lease).is_none());
+    assert!(dead, "the old one was closed or has ended");
+    assert!(server.with(|authority| authority.renewals) <= renewals + 1);
+    assert!(guard.release().await.is_err(), "there is nothing to give back");
+}
+
+#[tokio::test]
+async fn closing_a_session_tells_its_guards() {
+    let server = TestServer::start();
+    let (_client, session) = session(&server).await;
+    let guard = session.lock("k").acquire().await.expect("free");
+    session.clone().close().await.expect("confirmed");
+    assert_eq!(guard.lost().await, LossCause::SessionClosed);
+    assert!(server.tokens("k").is_empty());
+    let error = session.lock("k").acquire().await.expect_err("closed");
+    assert_eq!(error.failure().code, ErrorCode::LEASE_DEAD);
+}
+
+#[tokio::test]
+async fn an_own_lease_outlives_its_session_and_is_renewed_when_asked() {
+    let server = TestServer::start();
+    let (_client, session) = session(&server).await;
+    let guard = session.lock("k").own_lease(Duration::from_secs(5)).acquire().await.expect("free");
+    session.close().await.expect("confirmed");
+    assert!(guard.remaining() > Duration::from_secs(3));
+    assert!(!guard.is_renewed());
+    let left = guard.renew().await.expect("renewed");
+    assert!(left > Duration::from_secs(4));
+    assert_eq!(server.tokens("k"), [guard.token().0]);
+    guard.release().await.expect("held");
+    assert_eq!(server.leases(), 0);
+}
+
+#[tokio::test]
+async fn a_forced_release_ends_the_hold_and_names_the_cause() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let guard = session.lock("k").acquire().await.expect("free");
+    let wrong = client.force_release("k", Token(1), "me", "test", true).await.expect_err("other");
+    assert_eq!(wrong.failure().code, ErrorCode::NOT_OWNER);
+    assert_eq!(wrong.failure().token, guard.token());
+    let forced = client.force_release("k", guard.token(), "me", "test", true).await.expect("held");
+    assert!(forced.passed_on);
+    assert_eq!(guard.lost().await, LossCause::Forced);
+}
+
+#[tokio::test]
+async fn listings_and_status_are_read() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let mut guards = Vec::new();
+    for n in 0..300 {
+        guards.push(session.lock(format!("list/{n:03}")).acquire().await.expect("free"));
+    }
+    let _other = session.lock("other").acquire().await.expect("free");
+    let keys = client.list("list/", 1000).await.expect("readable");
+    assert_eq!(keys.len(), 300);
+    assert!(keys.windows(2).all(|pair| pair[0].info.key < pair[1].info.key));
+    assert_eq!(client.list("", 7).await.expect("readable").len(), 7);
+    let sessions = client.sessions(10).await.expect("readable");
+    assert_eq!((sessions.len(), sessions[0].1.holds), (1, 301));
+    let status = client.status().await.expect("readable");
+    assert_eq!((status.nodes.len(), status.shards), (1, 1));
+    assert!(client.ping().await.expect("alive") < Duration::from_secs(10));
+    client.transfer_leader(leasehold::ShardId(0), None).await.expect("moved");
+}
+
+#[tokio::test]
+async fn one_reachable_endpoint_among_dead_ones_is_enough() {
+    let server = TestServer::start();
+    // Accepts and never says a word.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let list = format!("127.0.0.1:1,{},{}", silent.local_addr().expect("bound"), server.endpoint());
+    for _ in 0..8 {
+        let config = Config::new(&list).expect("valid").call_timeout(Duration::from_secs(2));
+        let client = Client::with_config(config).await.expect("within two seconds");
+        let session = client.session(TTL).expect("in range");
+        session.lock("k").acquire().await.expect("free").release().await.expect("held");
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_that_is_away_is_an_error_by_the_deadline() {
+    let config =
+        Config::new("127.0.0.1:1").expect("valid").call_timeout(Duration::from_millis(200));
+    let error = Client::with_config(config).await.expect_err("nobody there");
+    let ConnectError::Failed(failure) = error else { panic!("{error}") };
+    assert_eq!(failure.code, ErrorCode::UNREACHABLE);
+    assert!(failure.message.contains("127.0.0.1:1"), "{failure}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_tasks_of_one_session_exclude_each_other() {
+    let server = TestServer::start();
+    let client = client(&server).await;
+    let inside = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let mut tasks = Vec::new();
+    for _ in 0..16 {
+        let session = client.session(Duration::from_secs(10)).expect("in range");
+        let inside = std::sync::Arc::clone(&inside);
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..20 {
+                let guard = session.lock("k").acquire().await.expect("granted");
+                let others = inside.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                assert_eq!(others, 0, "alone in here");
+                tokio::task::yield_now().await;
+                inside.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+                guard.release().await.expect("held");
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.expect("no panic");
+    }
+    assert!(server.tokens("k").is_empty());
+}
+
+#[tokio::test]
+async fn one_session_does_not_hold_a_key_twice() {
+    let server = TestServer::start();
+    let (_client, session) = session(&server).await;
+    let guard = session.lock("k").acquire().await.expect("free");
+    let error = session.lock("k").acquire().await.expect_err("held by itself");
+    assert_eq!(error.failure().code, ErrorCode::ALREADY_HELD);
+    assert_eq!(guard.state(), HoldState::Held);
+    guard.release().await.expect("held");
+    session.lock("k").acquire().await.expect("free again");
+}

@@ -1,0 +1,267 @@
+//! A cluster of one shard without Raft, for tests of the client: the real state machine, lease
+//! deadlines, and who waits on which connection. Time is an argument.
+
+use std::collections::BTreeMap;
+
+use leasehold_core::State;
+use leasehold_core::lease::{NS_PER_MS, pad_ms};
+use leasehold_protocol::command::Command;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::{Event, EventKind};
+use leasehold_protocol::ids::{
+    ClusterId, HoldSetVersion, LeaseId, NodeId, Number, RequestId, ShardId, Token,
+};
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::{
+    ErrorReply, KeyInfo, KeysReply, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply,
+    RenewResult, Reply, Role, ServerHello, SessionsReply, ShardStatus, StatusReply,
+};
+use leasehold_protocol::request::{Freshness, RenewItem, Request};
+
+/// A reply and where it goes: connection and request.
+pub(crate) type Addressed = (u64, RequestId, Reply);
+
+/// See the module.
+pub(crate) struct Authority {
+    pub(crate) state: State,
+    pub(crate) cluster: ClusterId,
+    /// Client addresses, told in the handshake; node ids count from 1.
+    pub(crate) addrs: Vec<String>,
+    deadlines: BTreeMap<LeaseId, u64>,
+    wait_ends: BTreeMap<(LeaseId, Number), u64>,
+    forced_ends: BTreeMap<Token, (u64, Vec<u8>)>,
+    waiting: BTreeMap<(LeaseId, Number), (u64, RequestId)>,
+    out: Vec<Addressed>,
+    /// Hands out the last moment at which each renewal was acknowledged.
+    pub(crate) renewals: u64,
+}
+
+impl Authority {
+    pub(crate) fn new(addrs: Vec<String>) -> Self {
+        let mut authority = Self {
+            state: State::new(ShardId(0)),
+            cluster: ClusterId([7; 16]),
+            addrs,
+            deadlines: BTreeMap::new(),
+            wait_ends: BTreeMap::new(),
+            forced_ends: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            out: Vec::new(),
+            renewals: 0,
+        };
+        authority.apply(&Command::Begin { token_base: Token(1000) }, 0);
+        authority
+    }
+
+    fn apply(&mut self, command: &Command, now: u64) -> Outcome {
+        let mut events = Vec::new();
+        let outcome = self.state.apply(now / NS_PER_MS, command, &mut events);
+        for event in events {
+            self.note(event, now);
+        }
+        outcome
+    }
+
+    fn note(&mut self, event: Event, now: u64) {
+        match event.kind {
+            EventKind::LeaseOpened { lease, ttl_ms } => {
+                self.deadlines.insert(lease, deadline(now, ttl_ms));
+            }
+            EventKind::LeaseEnded { lease, .. } => {
+                self.deadlines.remove(&lease);
+            }
+            EventKind::Queued { lease, number, wait_ms, .. } if wait_ms != u32::MAX => {
+                let end = now + u64::from(wait_ms) * NS_PER_MS;
+                self.wait_ends.insert((lease, number), end);
+            }
+            EventKind::WaitEnded { lease, number, outcome, .. } => {
+                self.wait_ends.remove(&(lease, number));
+                if let Some((conn, id)) = self.waiting.remove(&(lease, number)) {
+                    self.out.push((conn, id, done(outcome)));
+                }
+            }
+            EventKind::ForcedPending { key, lease, token, .. } => {
+                let end = self.deadlines.get(&lease).copied().unwrap_or(now);
+                self.forced_ends.insert(token, (end, key));
+            }
+            EventKind::Ended { token, .. } => {
+                self.forced_ends.remove(&token);
+            }
+            _ => {}
+        }
+    }
+
+    /// What became due.
+    pub(crate) fn tick(&mut self, now: u64) -> Vec<Addressed> {
+        let due: Vec<LeaseId> =
+            self.deadlines.iter().filter(|(_, at)| **at <= now).map(|(lease, _)| *lease).collect();
+        for lease in due {
+            self.apply(&Command::Expire { lease }, now);
+        }
+        let over = self.wait_ends.iter().filter(|(_, at)| **at <= now).map(|(key, _)| *key);
+        for (lease, number) in over.collect::<Vec<_>>() {
+            self.wait_ends.remove(&(lease, number));
+            self.apply(&Command::TimeOut { lease, number }, now);
+        }
+        let ended = self.forced_ends.iter().filter(|(_, (at, _))| *at <= now);
+        for (token, key) in ended.map(|(t, (_, key))| (*t, key.clone())).collect::<Vec<_>>() {
+            self.forced_ends.remove(&token);
+            self.apply(&Command::EndForced { key, token }, now);
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// Another node leads: every lease starts at its full TTL.
+    pub(crate) fn take_over(&mut self, now: u64) {
+        for (lease, ttl_ms) in self.state.leases() {
+            self.deadlines.insert(lease, deadline(now, ttl_ms));
+        }
+    }
+
+    /// Lets the owners of all waits know that they must ask again.
+    pub(crate) fn resync(&mut self) -> Vec<Addressed> {
+        let waiting = std::mem::take(&mut self.waiting).into_values();
+        waiting.map(|(conn, id)| (conn, id, error(ErrorCode::RESYNC))).collect()
+    }
+
+    pub(crate) fn drop_conn(&mut self, conn: u64) {
+        self.waiting.retain(|_, (of, _)| *of != conn);
+    }
+
+    pub(crate) fn hello(&self, node: u64) -> ServerHello {
+        let nodes = self.addrs.iter().enumerate();
+        ServerHello {
+            version: 1,
+            cluster: self.cluster,
+            node: NodeId(node),
+            shards: 1,
+            key_hash: 1,
+            features: 0,
+            nodes: nodes
+                .map(|(n, addr)| NodeAddress {
+                    node: NodeId(n as u64 + 1),
+                    client_addr: addr.clone(),
+                })
+                .collect(),
+            leaders: vec![LeaderHint { shard: ShardId(0), leader: NodeId(1) }],
+            server_version: "test".to_owned(),
+        }
+    }
+
+    /// Executes a request; its reply, if it has one already, is among what is returned.
+    pub(crate) fn request(
+        &mut self,
+        conn: u64,
+        id: RequestId,
+        request: &Request,
+        now: u64,
+    ) -> Vec<Addressed> {
+        let reply = match request {
+            Request::Hello(_) => Reply::Hello(self.hello(1)),
+            Request::Command(body) => self.command(conn, id, &body.command, now),
+            Request::Renew(body) => {
+                let results = body.items.iter().map(|item| self.renew(*item, now)).collect();
+                Reply::Renewed(RenewReply { results, leader: NodeId(0) })
+            }
+            Request::Get(body) => {
+                let info = self.with_remaining(self.state.key_info(&body.key), now);
+                self.keys(vec![info], false, body.freshness)
+            }
+            Request::List(body) => {
+                let (keys, more) = self.state.list(&body.prefix, &body.after, body.limit as usize);
+                let keys = keys.into_iter().map(|info| self.with_remaining(info, now)).collect();
+                self.keys(keys, more, body.freshness)
+            }
+            Request::Sessions(body) => {
+                let (sessions, more) = self.state.sessions(body.after, body.limit as usize);
+                Reply::Sessions(SessionsReply { revision: self.state.revision(), sessions, more })
+            }
+            Request::Holds(body) => match self.state.holds(body.lease) {
+                Some(holds) => Reply::Holds(holds),
+                None => error(ErrorCode::LEASE_DEAD),
+            },
+            Request::Status(_) => self.status(),
+            Request::Transfer(_) => Reply::Transferred,
+            Request::Ping => Reply::Pong,
+        };
+        let mut out = std::mem::take(&mut self.out);
+        out.push((conn, id, reply));
+        out
+    }
+
+    fn command(&mut self, conn: u64, id: RequestId, command: &Command, now: u64) -> Reply {
+        let outcome = self.apply(command, now);
+        if let (Command::Acquire { caller, .. }, Outcome::Queued { .. }) = (command, outcome) {
+            self.waiting.insert((caller.lease, caller.number), (conn, id));
+        }
+        done(outcome)
+    }
+
+    fn renew(&mut self, item: RenewItem, now: u64) -> RenewResult {
+        let mut result = RenewResult {
+            lease: item.lease,
+            error: Some(ErrorCode::LEASE_DEAD),
+            ttl_ms: 0,
+            version: HoldSetVersion(0),
+        };
+        if let Some(lease) = self.state.lease(item.lease) {
+            result.error = (!lease.secret_matches(&item.secret)).then_some(ErrorCode::BAD_SECRET);
+            result.ttl_ms = lease.ttl_ms();
+            result.version = lease.version();
+        }
+        if result.error.is_none() {
+            self.renewals += 1;
+            self.deadlines.insert(item.lease, deadline(now, result.ttl_ms));
+        }
+        result
+    }
+
+    fn with_remaining(&self, mut info: KeyInfo, now: u64) -> KeyInfo {
+        for holder in &mut info.holders {
+            let end = self.deadlines.get(&holder.lease).copied().unwrap_or(now);
+            holder.remaining_ms = Some((end.saturating_sub(now) / NS_PER_MS) as u32);
+        }
+        info
+    }
+
+    fn keys(&self, keys: Vec<KeyInfo>, more: bool, freshness: Freshness) -> Reply {
+        let stale = freshness == Freshness::Stale;
+        let revision = self.state.revision();
+        Reply::Keys(KeysReply { shard: ShardId(0), revision, stale, keys, more })
+    }
+
+    fn status(&self) -> Reply {
+        let shard = |role| ShardStatus {
+            shard: ShardId(0),
+            role,
+            term: 3,
+            leader: NodeId(1),
+            last_index: 9,
+            applied_index: 9,
+            applied_revision: self.state.revision(),
+            digest: self.state.digest(),
+            snapshot_index: 0,
+        };
+        let nodes = self.addrs.iter().enumerate().map(|(n, addr)| NodeStatus {
+            node: NodeId(n as u64 + 1),
+            client_addr: addr.clone(),
+            reachable: true,
+            version: "test".to_owned(),
+            shards: vec![shard(if n == 0 { Role::Leader } else { Role::Follower })],
+        });
+        Reply::Status(StatusReply { cluster: self.cluster, shards: 1, nodes: nodes.collect() })
+    }
+}
+
+fn deadline(now: u64, ttl_ms: u32) -> u64 {
+    now + u64::from(ttl_ms + pad_ms(ttl_ms)) * NS_PER_MS
+}
+
+fn done(outcome: Outcome) -> Reply {
+    Reply::Outcome(OutcomeReply { outcome, leader: NodeId(0) })
+}
+
+pub(crate) fn error(code: ErrorCode) -> Reply {
+    let message = code.text().to_owned();
+    Reply::Error(ErrorReply { code, message, leader: NodeId(0), retry_after_ms: 0 })
+}

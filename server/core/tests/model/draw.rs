@@ -1,0 +1,400 @@
+//! Drawing commands that mean something: an `Op` is a few small numbers, read in the light of what
+//! happened so far, so that any part of a sequence still makes sense when the rest is shrunk away.
+
+use std::collections::BTreeMap;
+
+use leasehold_protocol::command::{Caller, Command, OwnLease};
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::{EndReason, Event, EventKind};
+use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, Token};
+use leasehold_protocol::outcome::Outcome;
+use proptest::prelude::*;
+
+use crate::naive::Model;
+
+const SECRET: Secret = Secret([3; 16]);
+const KEYS: [&[u8]; 3] = [b"a", b"b", b"b/1"];
+const WINDOW: u64 = 3 * 4096;
+
+pub(crate) fn keys() -> Vec<&'static [u8]> {
+    KEYS.to_vec()
+}
+
+/// Kind of command, and four numbers that choose its parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Op {
+    kind: u8,
+    who: u8,
+    which: u8,
+    how: u8,
+    ack: u8,
+}
+
+impl Arbitrary for Op {
+    type Parameters = ();
+    type Strategy = BoxedStrategy<Self>;
+
+    fn arbitrary_with((): ()) -> BoxedStrategy<Self> {
+        (0_u8..40, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
+            .prop_map(|(kind, who, which, how, ack)| Self { kind, who, which, how, ack })
+            .boxed()
+    }
+}
+
+/// The clients' side: what was sent, which numbers are next.
+#[derive(Default)]
+pub(crate) struct Driver {
+    leases: Vec<LeaseId>,
+    sent: Vec<Command>,
+    next: BTreeMap<LeaseId, u64>,
+    floors: BTreeMap<LeaseId, u64>,
+}
+
+impl Driver {
+    pub(crate) fn command(&mut self, step: usize, op: Op, model: &Model) -> Command {
+        if step < 3 {
+            return [open(5_000), Command::Begin { token_base: Token(100) }, open(5_000)][step]
+                .clone();
+        }
+        let command = match op.kind {
+            0..=1 if model.leases.len() < 7 => return open(1_000 + u32::from(op.how)),
+            0..=13 => self.acquire(op, model),
+            14..=18 => self.cancel(op, model),
+            19..=24 => self.release(op, model),
+            25..=29 => self.resend(op, model),
+            30 => self.conflict(op),
+            31..=32 => return self.release_own(op, model),
+            33 => return self.end_lease(op, model),
+            34..=35 => return force(op, model),
+            36 => return end_forced(op, model),
+            37..=38 => return self.time_out(op, model),
+            _ => return Command::Begin { token_base: Token(7) },
+        };
+        self.sent.push(command.clone());
+        command
+    }
+
+    /// Learns what a client would: ids that came into the world.
+    pub(crate) fn note(&mut self, _: &Command, _: &Outcome, events: &[Event]) {
+        for event in events {
+            if let EventKind::LeaseOpened { lease, .. } = event.kind {
+                self.leases.push(lease);
+            }
+        }
+    }
+
+    /// Mostly a live session, sometimes any lease that ever was.
+    fn lease(&self, who: u8, model: &Model) -> LeaseId {
+        let sessions = model.leases.iter().filter(|lease| !lease.own).map(|lease| lease.id);
+        let some: Vec<_> = if who < 230 { sessions.collect() } else { self.leases.clone() };
+        some.get(usize::from(who) % some.len().max(1)).copied().unwrap_or(LeaseId(99))
+    }
+
+    /// Floor and acknowledgements of one request: mostly a careful client's.
+    fn caller(&mut self, lease: LeaseId, number: u64, op: Op, model: &Model) -> Caller {
+        let used = self.next.get(&lease).copied().unwrap_or(1) - 1;
+        let known = self.floors.get(&lease).copied().unwrap_or(0);
+        let floor = match op.ack {
+            120..=169 => used.min(number.saturating_sub(1)).max(known),
+            170..=199 if kind_is_cancel(op) => used,
+            0..=119 | 170..=199 => known,
+            200..=229 => used.saturating_sub(u64::from(op.ack % 5)),
+            230..=239 => known.saturating_sub(2),
+            240..=252 => number.saturating_sub(1),
+            _ => used + 40,
+        };
+        let live = model.leases.iter().find(|one| one.id == lease);
+        let results = live.map_or(Vec::new(), |live| {
+            let read = live.memory.iter().filter(|(number, one)| {
+                **number <= floor && (one.result.is_some() || op.ack.is_multiple_of(7))
+            });
+            read.map(|(number, _)| Number(*number)).take(5).collect()
+        });
+        let acks = match op.ack % 4 {
+            0 | 1 => Vec::new(),
+            2 => results,
+            _ => vec![Number(u64::from(op.how)), Number(number)],
+        };
+        let floor_now = known.max(floor);
+        self.floors.insert(lease, floor_now);
+        let next = self.next.entry(lease).or_insert(1);
+        *next = (*next).max(floor_now + 1);
+        let secret = if op.who == 255 { Secret([0; 16]) } else { SECRET };
+        Caller { lease, secret, number: Number(number), floor: Number(floor), acks }
+    }
+
+    fn take_number(&mut self, lease: LeaseId, numbers: u64) -> u64 {
+        let next = self.next.entry(lease).or_insert(1);
+        let number = *next;
+        *next += numbers;
+        number
+    }
+
+    fn acquire(&mut self, op: Op, model: &Model) -> Command {
+        let lease = self.lease(op.who, model);
+        let number = match op.which {
+            0..=239 => self.take_number(lease, 3),
+            240..=247 => u64::from(op.how) % 20,
+            _ => {
+                let floor = self.floors.get(&lease).copied().unwrap_or(0);
+                floor + WINDOW - 3 + u64::from(op.how % 4)
+            }
+        };
+        let own = op.how & 8 != 0 && op.how & 16 != 0;
+        Command::Acquire {
+            caller: self.caller(lease, number, op, model),
+            key: KEYS[usize::from(op.which) % KEYS.len()].to_vec(),
+            mode: Mode::EXCLUSIVE,
+            own: own.then_some(OwnLease { ttl_ms: 2_000, secret: SECRET }),
+            value: vec![op.how; usize::from(op.how % 3)],
+            wait_ms: if op.how.is_multiple_of(4) { 0 } else { 60_000 },
+        }
+    }
+
+    /// Of an acquire that was sent, or of the next one, before it is.
+    fn cancel(&mut self, op: Op, model: &Model) -> Command {
+        let sent: Vec<_> = self.sent.iter().rev().filter_map(acquire_of).take(12).collect();
+        let (lease, acquire) = sent.get(usize::from(op.which) % 14).copied().unwrap_or_else(|| {
+            let lease = self.lease(op.who, model);
+            (lease, self.next.get(&lease).copied().unwrap_or(1))
+        });
+        Command::Cancel {
+            caller: self.caller(lease, acquire + 1, op, model),
+            release_if_granted: op.how & 1 == 0,
+        }
+    }
+
+    /// Of a hold there is, mostly under its reserved number; sometimes with something wrong.
+    fn release(&mut self, op: Op, model: &Model) -> Command {
+        let holds: Vec<_> = model
+            .keys
+            .iter()
+            .filter_map(|(key, entry)| entry.holder.as_ref().map(|holder| (key, holder)))
+            .collect();
+        let Some((key, holder)) = holds.get(usize::from(op.which) % holds.len().max(1)) else {
+            let lease = self.lease(op.who, model);
+            let number = self.take_number(lease, 1);
+            let caller = self.caller(lease, number, op, model);
+            return Command::Release { caller, key: KEYS[0].to_vec(), token: Token(100) };
+        };
+        let lease = if op.how < 230 { holder.lease } else { self.lease(op.who, model) };
+        let number = match op.how % 8 {
+            0 => self.take_number(lease, 1),
+            1 => self.next.get(&lease).copied().unwrap_or(1).saturating_sub(1),
+            _ => holder.number.0 + 2,
+        };
+        let token = Token(holder.token.0 - u64::from(op.how % 16 == 15));
+        let caller = self.caller(lease, number, op, model);
+        Command::Release { caller, key: (*key).clone(), token }
+    }
+
+    /// The very same command again, with a newer floor.
+    fn resend(&mut self, op: Op, model: &Model) -> Command {
+        let recent = self.sent.len().min(20);
+        if recent == 0 {
+            return self.acquire(op, model);
+        }
+        let mut command = self.sent[self.sent.len() - 1 - usize::from(op.which) % recent].clone();
+        if let Command::Acquire { caller, .. }
+        | Command::Cancel { caller, .. }
+        | Command::Release { caller, .. } = &mut command
+        {
+            *caller = self.caller(caller.lease, caller.number.0, op, model);
+        }
+        command
+    }
+
+    /// A number that was used, with another body.
+    fn conflict(&mut self, op: Op) -> Command {
+        let recent = self.sent.len().min(10);
+        if recent == 0 {
+            return open(1_000);
+        }
+        let mut command = self.sent[self.sent.len() - 1 - usize::from(op.which) % recent].clone();
+        match &mut command {
+            Command::Acquire { value, .. } => value.push(0xff),
+            Command::Cancel { release_if_granted, .. } => *release_if_granted ^= true,
+            Command::Release { token, .. } => token.0 += 1,
+            _ => {}
+        }
+        command
+    }
+
+    fn release_own(&self, op: Op, model: &Model) -> Command {
+        let holders = model.keys.iter().filter_map(|(key, entry)| {
+            let holder = entry.holder.as_ref()?;
+            model.lease(holder.lease).own.then_some((key.clone(), holder.lease, holder.token))
+        });
+        let own: Vec<_> = holders.collect();
+        let (key, lease, token) = match own.get(usize::from(op.which) % own.len().max(1)) {
+            Some(found) if op.how < 220 => found.clone(),
+            _ => (KEYS[0].to_vec(), self.lease(op.who, model), Token(101)),
+        };
+        let secret = if op.how % 8 == 7 { Secret([0; 16]) } else { SECRET };
+        let token = Token(token.0 + u64::from(op.how % 8 == 6));
+        Command::ReleaseOwn { lease, secret, key, token }
+    }
+
+    fn end_lease(&self, op: Op, model: &Model) -> Command {
+        let lease = self.lease(op.who, model);
+        if op.how & 1 == 0 {
+            Command::Expire { lease }
+        } else {
+            let secret = if op.how > 240 { Secret([0; 16]) } else { SECRET };
+            Command::Close { lease, secret }
+        }
+    }
+
+    fn time_out(&self, op: Op, model: &Model) -> Command {
+        let waiting = model.keys.values().flat_map(|entry| &entry.queue);
+        let waiting: Vec<_> = waiting.map(|one| (one.lease, one.number)).collect();
+        match waiting.get(usize::from(op.which) % waiting.len().max(1)) {
+            Some(&(lease, number)) if op.how < 200 => Command::TimeOut { lease, number },
+            _ => Command::TimeOut { lease: self.lease(op.who, model), number: Number(1) },
+        }
+    }
+}
+
+fn kind_is_cancel(op: Op) -> bool {
+    (14..=18).contains(&op.kind)
+}
+
+fn open(ttl_ms: u32) -> Command {
+    Command::Open { ttl_ms, secret: SECRET, label: b"label".to_vec() }
+}
+
+fn acquire_of(command: &Command) -> Option<(LeaseId, u64)> {
+    match command {
+        Command::Acquire { caller, .. } => Some((caller.lease, caller.number.0)),
+        _ => None,
+    }
+}
+
+/// A held key and its token, or something that is not held.
+fn held(op: Op, model: &Model, forced: bool) -> (Vec<u8>, Token) {
+    let holders = model.keys.iter().filter_map(|(key, entry)| {
+        let holder = entry.holder.as_ref()?;
+        (!forced || holder.forced.is_some()).then_some((key.clone(), holder.token))
+    });
+    let all: Vec<_> = holders.collect();
+    match all.get(usize::from(op.which) % all.len().max(1)) {
+        Some((key, token)) => (key.clone(), Token(token.0 - u64::from(op.how % 8 == 7))),
+        None => (KEYS[1].to_vec(), Token(101)),
+    }
+}
+
+fn force(op: Op, model: &Model) -> Command {
+    let (key, token) = held(op, model, false);
+    let (who, why) = (b"ops".to_vec(), vec![b'a' + op.how % 26]);
+    Command::ForceRelease { key, token, who, why, now: op.ack.is_multiple_of(3) }
+}
+
+fn end_forced(op: Op, model: &Model) -> Command {
+    let (key, token) = held(op, model, !op.how.is_multiple_of(4));
+    Command::EndForced { key, token }
+}
+
+fn kind_of(command: &Command) -> &'static str {
+    match command {
+        Command::Open { .. } => "open",
+        Command::Acquire { .. } => "acquire",
+        Command::Cancel { .. } => "cancel",
+        Command::Release { .. } => "release",
+        Command::ReleaseOwn { .. } => "release_own",
+        Command::Close { .. } => "close",
+        Command::ForceRelease { .. } => "force_release",
+        Command::Begin { .. } => "begin",
+        Command::Expire { .. } => "expire",
+        Command::EndForced { .. } => "end_forced",
+        Command::TimeOut { .. } => "time_out",
+    }
+}
+
+fn name_of(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Opened { .. } => "opened".to_owned(),
+        Outcome::Granted(_) => "granted".to_owned(),
+        Outcome::Queued { .. } => "queued".to_owned(),
+        Outcome::Cancelled { .. } => "cancelled".to_owned(),
+        Outcome::TimedOut { .. } => "timed_out".to_owned(),
+        Outcome::Released { .. } => "released".to_owned(),
+        Outcome::Closed { .. } => "closed".to_owned(),
+        Outcome::Forced { .. } => "forced".to_owned(),
+        Outcome::Begun { .. } => "begun".to_owned(),
+        Outcome::Refused { code, .. } => format!("refused {}", code.name()),
+    }
+}
+
+/// Names what this step showed.
+pub(crate) fn cover(
+    command: &Command,
+    outcome: &Outcome,
+    events: &[Event],
+    (before, after): (&Model, &Model),
+    mut count: impl FnMut(&str),
+) {
+    count(&format!("{}: {}", kind_of(command), name_of(outcome)));
+    if let Command::Acquire { caller, .. }
+    | Command::Cancel { caller, .. }
+    | Command::Release { caller, .. } = command
+    {
+        cover_numbered(command, caller, outcome, (before, after), &mut count);
+    }
+    let has = |wanted: fn(&EventKind) -> bool| events.iter().any(|event| wanted(&event.kind));
+    let waited =
+        has(|kind| matches!(kind, EventKind::WaitEnded { outcome: Outcome::Granted(_), .. }));
+    if waited && has(|kind| matches!(kind, EventKind::LeaseOpened { .. })) {
+        count("seen: a hand-over to an own lease");
+    }
+    if waited && matches!(command, Command::Expire { .. }) {
+        count("seen: a hand-over on expiry");
+    }
+    if let Command::Expire { lease } = command
+        && before.leases.iter().any(|one| one.id == *lease && one.own)
+    {
+        count("seen: an own lease expired");
+    }
+    for event in events {
+        if let EventKind::Ended { key, reason: EndReason::Released, .. } = &event.kind
+            && before.keys[key].holder.as_ref().is_some_and(|holder| holder.forced.is_some())
+        {
+            count("seen: a forced hold released by its client");
+        }
+    }
+}
+
+fn cover_numbered(
+    command: &Command,
+    caller: &Caller,
+    outcome: &Outcome,
+    (before, after): (&Model, &Model),
+    count: &mut impl FnMut(&str),
+) {
+    let Some(old) = before.leases.iter().find(|lease| lease.id == caller.lease) else { return };
+    let Some(new) = after.leases.iter().find(|lease| lease.id == caller.lease) else { return };
+    let refused = |wanted| matches!(outcome, Outcome::Refused { code, .. } if *code == wanted);
+    let known = old.memory.contains_key(&caller.number.0);
+    if known && before == after && !refused(ErrorCode::NUMBER_CONFLICT) {
+        count("seen: a retry that changed nothing");
+    }
+    let executed = !known && new.memory.contains_key(&caller.number.0);
+    let late = executed && caller.number.0 <= new.floor;
+    match command {
+        Command::Cancel { .. } if late => count("seen: a late cancel executed"),
+        Command::Release { .. } if late => count("seen: a late release executed"),
+        Command::Cancel { .. }
+            if executed
+                && !old.memory.contains_key(&(caller.number.0 - 1))
+                && matches!(outcome, Outcome::Cancelled { .. }) =>
+        {
+            count("seen: a cancel before its acquire");
+        }
+        _ => {}
+    }
+    let passed = new.memory.iter().any(|(number, memory)| {
+        *number > old.floor && *number <= new.floor && memory.result.is_none()
+    });
+    if passed {
+        count("seen: a floor that passed a wait");
+    }
+}

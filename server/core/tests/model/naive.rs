@@ -1,0 +1,556 @@
+//! The naive model: the rules of DESIGN §4 in the plainest data structures, sharing no code with
+//! the crate. Slow on purpose; where it and the state machine differ, one of them is wrong.
+
+use std::collections::BTreeMap;
+
+use leasehold_protocol::command::{Caller, Command, OwnLease};
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::{EndReason, EventKind};
+use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Revision, Secret, Token};
+use leasehold_protocol::outcome::{Grant, Outcome};
+
+/// DESIGN's window: three numbers for each of 4096 acquires.
+const WINDOW: u64 = 3 * 4096;
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Model {
+    pub(crate) begun: bool,
+    pub(crate) token: u64,
+    pub(crate) minted: u64,
+    pub(crate) leases: Vec<Lease>,
+    pub(crate) keys: BTreeMap<Vec<u8>, Entry>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Lease {
+    pub(crate) id: LeaseId,
+    ttl_ms: u32,
+    secret: Secret,
+    pub(crate) own: bool,
+    pub(crate) version: u64,
+    pub(crate) floor: u64,
+    pub(crate) memory: BTreeMap<u64, Memory>,
+}
+
+/// What is remembered of one number.
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Memory {
+    /// The command without its floor and acknowledgements; `None` if its cancel came first.
+    command: Option<Command>,
+    /// `None` while it waits.
+    pub(crate) result: Option<Outcome>,
+    /// Only an acknowledgement makes the floor's passing forget it.
+    must_be_acked: bool,
+}
+
+#[derive(Clone, PartialEq, Debug, Default)]
+pub(crate) struct Entry {
+    pub(crate) holder: Option<Holder>,
+    pub(crate) queue: Vec<Waiting>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Holder {
+    pub(crate) lease: LeaseId,
+    pub(crate) token: Token,
+    pub(crate) number: Number,
+    value: Vec<u8>,
+    since_ms: u64,
+    pub(crate) forced: Option<(Vec<u8>, Vec<u8>)>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Waiting {
+    pub(crate) lease: LeaseId,
+    pub(crate) number: Number,
+    own: Option<OwnLease>,
+    value: Vec<u8>,
+}
+
+/// One command being applied: its revision if it changes anything, its events.
+pub(crate) struct Run {
+    revision: Revision,
+    wall_ms: u64,
+    pub(crate) events: Vec<EventKind>,
+}
+
+type Applied = Result<Outcome, (ErrorCode, Token)>;
+
+fn refuse<T>(code: ErrorCode) -> Result<T, (ErrorCode, Token)> {
+    Err((code, Token(0)))
+}
+
+/// Applies a command. The revision rises if and only if the model changed: the command is tried
+/// with a raised one first.
+pub(crate) fn apply(
+    model: &mut Model,
+    revision: &mut u64,
+    wall_ms: u64,
+    command: &Command,
+) -> (Outcome, Vec<EventKind>) {
+    let before = model.clone();
+    let tried = attempt(model, *revision + 1, wall_ms, command);
+    if *model != before {
+        *revision += 1;
+        return tried;
+    }
+    attempt(model, *revision, wall_ms, command)
+}
+
+fn attempt(
+    model: &mut Model,
+    revision: u64,
+    wall_ms: u64,
+    command: &Command,
+) -> (Outcome, Vec<EventKind>) {
+    let mut run = Run { revision: Revision(revision), wall_ms, events: Vec::new() };
+    let outcome = model
+        .dispatch(&mut run, command)
+        .unwrap_or_else(|(code, token)| Outcome::Refused { code, token, revision: run.revision });
+    model.keys.retain(|_, entry| entry.holder.is_some() || !entry.queue.is_empty());
+    (outcome, run.events)
+}
+
+/// The command as it is compared with a retry.
+fn stripped(command: &Command) -> Command {
+    let mut command = command.clone();
+    if let Command::Acquire { caller, .. }
+    | Command::Cancel { caller, .. }
+    | Command::Release { caller, .. } = &mut command
+    {
+        caller.floor = Number(0);
+        caller.acks.clear();
+    }
+    command
+}
+
+impl Model {
+    fn dispatch(&mut self, run: &mut Run, command: &Command) -> Applied {
+        let revision = run.revision;
+        if let Command::Begin { token_base } = command {
+            if self.begun {
+                return refuse(ErrorCode::ALREADY_BEGUN);
+            }
+            self.begun = true;
+            self.token = token_base.0;
+            return Ok(Outcome::Begun { revision });
+        }
+        if !self.begun {
+            return refuse(ErrorCode::NOT_READY);
+        }
+        match command {
+            Command::Begin { .. } => unreachable!(),
+            Command::Open { ttl_ms, secret, .. } => {
+                let lease = self.mint(run, *ttl_ms, *secret, false);
+                Ok(Outcome::Opened { lease, revision })
+            }
+            Command::Acquire { caller, .. }
+            | Command::Cancel { caller, .. }
+            | Command::Release { caller, .. } => self.numbered(run, caller, command),
+            Command::ReleaseOwn { lease, secret, key, token } => {
+                self.may_use(*lease, secret)?;
+                let own = self.lease(*lease).own;
+                let held = self.holder(key).filter(|holder| holder.lease == *lease);
+                if !own || held.is_none_or(|holder| holder.token != *token) {
+                    return Err((ErrorCode::NOT_OWNER, self.present(key)));
+                }
+                self.end_hold(run, key, &EndReason::Released);
+                self.serve(run, key);
+                Ok(Outcome::Released { token: *token, revision })
+            }
+            Command::Close { lease, secret } => {
+                self.may_use(*lease, secret)?;
+                Ok(self.end_lease(run, *lease, &EndReason::SessionClosed))
+            }
+            Command::Expire { lease } => {
+                if !self.is_live(*lease) {
+                    return refuse(ErrorCode::LEASE_DEAD);
+                }
+                Ok(self.end_lease(run, *lease, &EndReason::LeaseExpired))
+            }
+            Command::ForceRelease { key, token, who, why, now } => {
+                self.force(run, key, *token, (who, why), *now)
+            }
+            Command::EndForced { key, token } => {
+                let holder = self.holder(key).filter(|holder| holder.token == *token);
+                let Some((who, why)) = holder.and_then(|holder| holder.forced.clone()) else {
+                    return Err((ErrorCode::NOT_OWNER, self.present(key)));
+                };
+                self.end_hold(run, key, &EndReason::Forced { who, why });
+                self.serve(run, key);
+                Ok(Outcome::Forced { token: *token, passed_on: true, revision })
+            }
+            Command::TimeOut { lease, number } => {
+                if !self.is_live(*lease) {
+                    return refuse(ErrorCode::LEASE_DEAD);
+                }
+                let waits = self.lease(*lease).memory.get(&number.0);
+                if waits.is_none_or(|memory| memory.result.is_some()) {
+                    return refuse(ErrorCode::NOT_QUEUED);
+                }
+                let outcome = Outcome::TimedOut { revision };
+                self.end_wait(run, *lease, *number, outcome);
+                Ok(outcome)
+            }
+        }
+    }
+
+    fn is_live(&self, id: LeaseId) -> bool {
+        self.leases.iter().any(|lease| lease.id == id)
+    }
+
+    pub(crate) fn lease(&self, id: LeaseId) -> &Lease {
+        self.leases.iter().find(|lease| lease.id == id).expect("live")
+    }
+
+    fn lease_mut(&mut self, id: LeaseId) -> &mut Lease {
+        self.leases.iter_mut().find(|lease| lease.id == id).expect("live")
+    }
+
+    fn may_use(&self, id: LeaseId, secret: &Secret) -> Result<(), (ErrorCode, Token)> {
+        match self.leases.iter().find(|lease| lease.id == id) {
+            None => refuse(ErrorCode::LEASE_DEAD),
+            Some(lease) if lease.secret != *secret => refuse(ErrorCode::BAD_SECRET),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn holder(&self, key: &[u8]) -> Option<&Holder> {
+        self.keys.get(key)?.holder.as_ref()
+    }
+
+    fn present(&self, key: &[u8]) -> Token {
+        self.holder(key).map_or(Token(0), |holder| holder.token)
+    }
+
+    fn mint(&mut self, run: &mut Run, ttl_ms: u32, secret: Secret, own: bool) -> LeaseId {
+        self.minted += 1;
+        let id = LeaseId(self.minted);
+        let (version, floor, memory) = (u64::from(own), 0, BTreeMap::new());
+        self.leases.push(Lease { id, ttl_ms, secret, own, version, floor, memory });
+        run.events.push(EventKind::LeaseOpened { lease: id, ttl_ms });
+        id
+    }
+
+    fn numbered(&mut self, run: &mut Run, caller: &Caller, command: &Command) -> Applied {
+        self.may_use(caller.lease, &caller.secret)?;
+        if self.lease(caller.lease).own {
+            return refuse(ErrorCode::LEASE_DEAD);
+        }
+        self.acknowledge(caller);
+        let number = caller.number.0;
+        let lease = self.lease(caller.lease);
+        if let Some(memory) = lease.memory.get(&number) {
+            let same = match &memory.command {
+                None => matches!(command, Command::Acquire { .. }),
+                Some(first) => *first == stripped(command),
+            };
+            if !same {
+                return refuse(ErrorCode::NUMBER_CONFLICT);
+            }
+            return Ok(memory.result.unwrap_or_else(|| Outcome::Queued {
+                position: self.position(caller.lease, caller.number),
+                revision: run.revision,
+            }));
+        }
+        if number <= lease.floor && !self.is_reserved(lease, number, command) {
+            return refuse(ErrorCode::NUMBER_BELOW_FLOOR);
+        }
+        let reserved = if matches!(command, Command::Acquire { .. }) { 2 } else { 0 };
+        if number.saturating_add(reserved) > lease.floor.saturating_add(WINDOW) {
+            return refuse(ErrorCode::NUMBER_BEYOND_WINDOW);
+        }
+        let below_floor = number <= lease.floor;
+        let applied = self.execute(run, caller, command);
+        let result = match applied {
+            Ok(Outcome::Queued { .. }) => None,
+            Ok(outcome) => Some(outcome),
+            Err((code, token)) => Some(Outcome::Refused { code, token, revision: run.revision }),
+        };
+        let must_be_acked = below_floor || result.is_none();
+        let memory = Memory { command: Some(stripped(command)), result, must_be_acked };
+        self.lease_mut(caller.lease).memory.insert(number, memory);
+        self.forget_what_was_read(caller.lease);
+        applied
+    }
+
+    /// The numbers after an acquire's belong to its cancel and its release, as long as there is
+    /// something to cancel or to release.
+    fn is_reserved(&self, lease: &Lease, number: u64, command: &Command) -> bool {
+        match command {
+            Command::Cancel { .. } => {
+                number >= 1
+                    && lease.memory.get(&(number - 1)).is_some_and(|memory| {
+                        matches!(memory.command, Some(Command::Acquire { .. }))
+                    })
+            }
+            Command::Release { .. } => self.keys.values().any(|entry| {
+                entry
+                    .holder
+                    .as_ref()
+                    .is_some_and(|holder| holder.lease == lease.id && holder.number.0 + 2 == number)
+            }),
+            _ => false,
+        }
+    }
+
+    fn acknowledge(&mut self, caller: &Caller) {
+        let lease = self.lease_mut(caller.lease);
+        lease.floor = lease.floor.max(caller.floor.0);
+        for ack in &caller.acks {
+            let floor = lease.floor;
+            if let Some(memory) = lease.memory.get_mut(&ack.0)
+                && ack.0 <= floor
+                && memory.result.is_some()
+            {
+                memory.must_be_acked = false;
+            }
+        }
+        self.forget_what_was_read(caller.lease);
+    }
+
+    fn forget_what_was_read(&mut self, lease: LeaseId) {
+        let lease = self.lease_mut(lease);
+        loop {
+            let read = lease.memory.iter().find(|(number, memory)| {
+                **number <= lease.floor && memory.result.is_some() && !memory.must_be_acked
+            });
+            let Some((&number, _)) = read else { return };
+            let gone = lease.memory.remove(&number).expect("found");
+            // Whoever read the cancel's outcome knows the acquire's.
+            if matches!(gone.command, Some(Command::Cancel { .. }))
+                && let Some(acquire) = lease.memory.get_mut(&(number - 1))
+                && matches!(acquire.command, Some(Command::Acquire { .. }))
+            {
+                acquire.must_be_acked = false;
+            }
+        }
+    }
+
+    fn position(&self, lease: LeaseId, number: Number) -> u32 {
+        let same = |waiting: &Waiting| waiting.lease == lease && waiting.number == number;
+        let place = self.keys.values().find_map(|entry| entry.queue.iter().position(same));
+        place.expect("it waits") as u32
+    }
+
+    fn execute(&mut self, run: &mut Run, caller: &Caller, command: &Command) -> Applied {
+        let revision = run.revision;
+        match command {
+            Command::Acquire { key, own, value, wait_ms, .. } => {
+                let (lease, number) = (caller.lease, caller.number);
+                let asks = Waiting { lease, number, own: *own, value: value.clone() };
+                self.acquire(run, key, asks, *wait_ms)
+            }
+            Command::Cancel { release_if_granted, .. } => {
+                self.cancel(run, caller, *release_if_granted)
+            }
+            Command::Release { key, token, .. } => {
+                let held = self.holder(key).filter(|holder| holder.lease == caller.lease);
+                let Some(held) = held.filter(|holder| holder.token == *token) else {
+                    return Err((ErrorCode::NOT_OWNER, self.present(key)));
+                };
+                let acquired_by = held.number.0;
+                self.end_hold(run, key, &EndReason::Released);
+                self.serve(run, key);
+                // Whoever names the token has read the grant.
+                if let Some(read) = self.lease_mut(caller.lease).memory.get_mut(&acquired_by) {
+                    read.must_be_acked = false;
+                }
+                Ok(Outcome::Released { token: *token, revision })
+            }
+            _ => unreachable!("only these are numbered"),
+        }
+    }
+
+    fn acquire(&mut self, run: &mut Run, key: &[u8], asks: Waiting, wait_ms: u32) -> Applied {
+        let entry = self.keys.entry(key.to_vec()).or_default();
+        if let Some(holder) = entry.holder.as_ref().filter(|holder| holder.lease == asks.lease) {
+            return Err((ErrorCode::ALREADY_HELD, holder.token));
+        }
+        if entry.queue.iter().any(|waiting| waiting.lease == asks.lease) {
+            return refuse(ErrorCode::ALREADY_QUEUED);
+        }
+        let Some(holder) = &entry.holder else {
+            return Ok(Outcome::Granted(self.grant(run, key, asks)));
+        };
+        if wait_ms == 0 {
+            return Err((ErrorCode::HELD, holder.token));
+        }
+        let position = entry.queue.len() as u32;
+        let (lease, number) = (asks.lease, asks.number);
+        run.events.push(EventKind::Queued { key: key.to_vec(), lease, number, wait_ms });
+        entry.queue.push(asks);
+        Ok(Outcome::Queued { position, revision: run.revision })
+    }
+
+    fn cancel(&mut self, run: &mut Run, caller: &Caller, release: bool) -> Applied {
+        let revision = run.revision;
+        let acquire = Number(caller.number.0 - 1);
+        let lease = self.lease_mut(caller.lease);
+        let Some(memory) = lease.memory.get(&acquire.0) else {
+            if acquire.0 <= lease.floor {
+                return refuse(ErrorCode::NOT_QUEUED);
+            }
+            let code = ErrorCode::CANCELLED;
+            let result = Some(Outcome::Refused { code, token: Token(0), revision });
+            let memory = Memory { command: None, result, must_be_acked: false };
+            lease.memory.insert(acquire.0, memory);
+            return Ok(Outcome::Cancelled { revision });
+        };
+        if !matches!(memory.command, Some(Command::Acquire { .. })) {
+            return refuse(ErrorCode::NOT_QUEUED);
+        }
+        match memory.result {
+            None => {
+                let outcome = Outcome::Cancelled { revision };
+                self.end_wait(run, caller.lease, acquire, outcome);
+                Ok(outcome)
+            }
+            Some(Outcome::Granted(grant)) => {
+                let held = |entry: &Entry| {
+                    entry.holder.as_ref().is_some_and(|holder| holder.token == grant.token)
+                };
+                let Some((key, _)) = self.keys.iter().find(|(_, entry)| held(entry)) else {
+                    return refuse(ErrorCode::NOT_QUEUED);
+                };
+                if !release {
+                    return Ok(Outcome::Granted(grant));
+                }
+                let key = key.clone();
+                self.end_hold(run, &key, &EndReason::Released);
+                self.serve(run, &key);
+                Ok(Outcome::Released { token: grant.token, revision })
+            }
+            Some(outcome) => Ok(outcome),
+        }
+    }
+
+    fn grant(&mut self, run: &mut Run, key: &[u8], asks: Waiting) -> Grant {
+        self.token += 1;
+        let token = Token(self.token);
+        let session = self.lease_mut(asks.lease);
+        let version_before = HoldSetVersion(session.version);
+        session.version += 1;
+        let version_after = HoldSetVersion(session.version);
+        let lease = match asks.own {
+            None => asks.lease,
+            Some(own) => self.mint(run, own.ttl_ms, own.secret, true),
+        };
+        let entry = self.keys.get_mut(key).expect("the key has an entry");
+        assert!(entry.holder.is_none());
+        let (number, value, since_ms) = (asks.number, asks.value, run.wall_ms);
+        entry.holder = Some(Holder { lease, token, number, value, since_ms, forced: None });
+        let mode = Mode::EXCLUSIVE;
+        run.events.push(EventKind::Granted { key: key.to_vec(), lease, mode, token });
+        Grant { lease, token, revision: run.revision, version_before, version_after }
+    }
+
+    /// Grants to the head of the queue if the key is free; says so if nobody is left.
+    fn serve(&mut self, run: &mut Run, key: &[u8]) {
+        let entry = self.keys.get_mut(key).expect("the key has an entry");
+        if entry.holder.is_some() {
+            return;
+        }
+        if entry.queue.is_empty() {
+            run.events.push(EventKind::Vacant { key: key.to_vec() });
+            return;
+        }
+        let head = entry.queue.remove(0);
+        let (lease, number) = (head.lease, head.number);
+        let outcome = Outcome::Granted(self.grant(run, key, head));
+        self.tell(run, key, lease, number, outcome);
+    }
+
+    fn tell(&mut self, run: &mut Run, key: &[u8], id: LeaseId, number: Number, outcome: Outcome) {
+        let memory = self.lease_mut(id).memory.get_mut(&number.0).expect("it waited");
+        memory.result = Some(outcome);
+        run.events.push(EventKind::WaitEnded { key: key.to_vec(), lease: id, number, outcome });
+    }
+
+    fn end_wait(&mut self, run: &mut Run, lease: LeaseId, number: Number, outcome: Outcome) {
+        let waits = |waiting: &Waiting| waiting.lease == lease && waiting.number == number;
+        let found = self.keys.iter_mut().find(|(_, entry)| entry.queue.iter().any(waits));
+        let (key, entry) = found.expect("it waits");
+        let key = key.clone();
+        entry.queue.retain(|waiting| !waits(waiting));
+        self.tell(run, &key, lease, number, outcome);
+        self.serve(run, &key);
+    }
+
+    fn end_hold(&mut self, run: &mut Run, key: &[u8], reason: &EndReason) {
+        let entry = self.keys.get_mut(key).expect("held");
+        let Holder { lease, token, .. } = entry.holder.take().expect("held");
+        let reason = reason.clone();
+        run.events.push(EventKind::Ended {
+            key: key.to_vec(),
+            lease,
+            token,
+            reason: reason.clone(),
+        });
+        if self.lease(lease).own {
+            self.leases.retain(|one| one.id != lease);
+            run.events.push(EventKind::LeaseEnded { lease, reason });
+        }
+    }
+
+    fn end_lease(&mut self, run: &mut Run, id: LeaseId, reason: &EndReason) -> Outcome {
+        let dead = self.lease(id).clone();
+        self.leases.retain(|lease| lease.id != id);
+        // What it holds and waits for, in the order of the acquires' numbers.
+        let mut claims = Vec::new();
+        for (key, entry) in &self.keys {
+            let held = entry.holder.as_ref().filter(|holder| holder.lease == id);
+            claims.extend(held.map(|holder| (holder.number, key.clone())));
+            let waits = entry.queue.iter().filter(|waiting| waiting.lease == id);
+            claims.extend(waits.map(|waiting| (waiting.number, key.clone())));
+        }
+        claims.sort();
+        for (number, key) in claims {
+            let entry = self.keys.get_mut(&key).expect("it was there");
+            let held = entry.holder.take_if(|holder| holder.lease == id);
+            if let Some(Holder { token, .. }) = held {
+                let (key, reason) = (key.clone(), reason.clone());
+                run.events.push(EventKind::Ended { key, lease: id, token, reason });
+            } else {
+                entry.queue.retain(|waiting| waiting.lease != id);
+                let (code, token) = (ErrorCode::LEASE_LOST, Token(0));
+                let outcome = Outcome::Refused { code, token, revision: run.revision };
+                let key = key.clone();
+                run.events.push(EventKind::WaitEnded { key, lease: id, number, outcome });
+            }
+            self.serve(run, &key);
+        }
+        let lease = dead.id;
+        run.events.push(EventKind::LeaseEnded { lease, reason: reason.clone() });
+        Outcome::Closed { revision: run.revision }
+    }
+
+    fn force(
+        &mut self,
+        run: &mut Run,
+        key: &[u8],
+        token: Token,
+        (who, why): (&[u8], &[u8]),
+        now: bool,
+    ) -> Applied {
+        let Some(holder) = self.holder(key).filter(|holder| holder.token == token) else {
+            return Err((ErrorCode::NOT_OWNER, self.present(key)));
+        };
+        let lease = holder.lease;
+        let (who, why) = (who.to_vec(), why.to_vec());
+        let forced = Ok(Outcome::Forced { token, passed_on: now, revision: run.revision });
+        if now {
+            self.lease_mut(lease).version += 1;
+            self.end_hold(run, key, &EndReason::Forced { who, why });
+            self.serve(run, key);
+        } else if holder.forced.is_none() {
+            self.lease_mut(lease).version += 1;
+            let entry = self.keys.get_mut(key).expect("held");
+            let holder = entry.holder.as_mut().expect("held");
+            holder.forced = Some((who.clone(), why.clone()));
+            let key = key.to_vec();
+            run.events.push(EventKind::ForcedPending { key, lease, token, who, why });
+        }
+        forced
+    }
+}

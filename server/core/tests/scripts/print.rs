@@ -1,0 +1,184 @@
+//! How scripts show outcomes, events and reads.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use leasehold_core::State;
+use leasehold_protocol::event::{EndReason, Event, EventKind};
+use leasehold_protocol::ids::LeaseId;
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::{HoldsReply, KeyInfo, SessionInfo};
+
+type Names = BTreeMap<String, LeaseId>;
+
+fn lease(names: &Names, id: LeaseId) -> String {
+    let name = names.iter().find(|(_, named)| **named == id);
+    name.map_or_else(|| format!("#{id}"), |(name, _)| name.clone())
+}
+
+/// Long texts are shortened: what matters is their length.
+fn text(bytes: &[u8]) -> String {
+    match bytes.len() {
+        0 => "-".to_owned(),
+        1..=40 => String::from_utf8_lossy(bytes).into_owned(),
+        len => format!("{}...({len})", String::from_utf8_lossy(&bytes[..4])),
+    }
+}
+
+pub(crate) fn name(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Opened { .. } => "opened".to_owned(),
+        Outcome::Granted(_) => "granted".to_owned(),
+        Outcome::Queued { .. } => "queued".to_owned(),
+        Outcome::Cancelled { .. } => "cancelled".to_owned(),
+        Outcome::TimedOut { .. } => "timed_out".to_owned(),
+        Outcome::Released { .. } => "released".to_owned(),
+        Outcome::Closed { .. } => "closed".to_owned(),
+        Outcome::Forced { .. } => "forced".to_owned(),
+        Outcome::Begun { .. } => "begun".to_owned(),
+        Outcome::Refused { code, .. } => format!("refused {}", code.name()),
+    }
+}
+
+fn describe(names: &Names, outcome: &Outcome) -> String {
+    let rest = match *outcome {
+        Outcome::Opened { lease: id, revision } => {
+            format!("{} rev={revision}", lease(names, id))
+        }
+        Outcome::Granted(grant) => format!(
+            "{} token={} rev={} version={}->{}",
+            lease(names, grant.lease),
+            grant.token,
+            grant.revision,
+            grant.version_before,
+            grant.version_after
+        ),
+        Outcome::Queued { position, revision } => format!("position={position} rev={revision}"),
+        Outcome::Forced { token, passed_on, revision } => {
+            format!("token={token} passed_on={passed_on} rev={revision}")
+        }
+        Outcome::Refused { token, revision, .. } if token.0 == 0 => format!("rev={revision}"),
+        Outcome::Released { token, revision } | Outcome::Refused { token, revision, .. } => {
+            format!("token={token} rev={revision}")
+        }
+        Outcome::Cancelled { revision }
+        | Outcome::TimedOut { revision }
+        | Outcome::Closed { revision }
+        | Outcome::Begun { revision } => format!("rev={revision}"),
+    };
+    format!("{} {rest}", name(outcome))
+}
+
+pub(crate) fn outcome(names: &Names, outcome: &Outcome, out: &mut String) {
+    writeln!(out, "{}", describe(names, outcome)).expect("a string takes everything");
+}
+
+fn reason(reason: &EndReason) -> String {
+    match reason {
+        EndReason::Released => "released".to_owned(),
+        EndReason::LeaseExpired => "lease_expired".to_owned(),
+        EndReason::SessionClosed => "session_closed".to_owned(),
+        EndReason::Forced { who, why } => format!("forced by {}: {}", text(who), text(why)),
+        EndReason::Cancelled => "cancelled".to_owned(),
+        EndReason::TimedOut => "timed_out".to_owned(),
+    }
+}
+
+pub(crate) fn event(names: &Names, event: &Event, out: &mut String) {
+    let line = match &event.kind {
+        EventKind::LeaseOpened { lease: id, ttl_ms } => {
+            format!("lease_opened {} ttl={ttl_ms}", lease(names, *id))
+        }
+        EventKind::LeaseEnded { lease: id, reason: why } => {
+            format!("lease_ended {} {}", lease(names, *id), reason(why))
+        }
+        EventKind::Granted { key, lease: id, token, .. } => {
+            format!("granted {} {} token={token}", text(key), lease(names, *id))
+        }
+        EventKind::Queued { key, lease: id, number, wait_ms } => {
+            format!("queued {} {} number={number} wait={wait_ms}", text(key), lease(names, *id))
+        }
+        EventKind::WaitEnded { key, lease: id, number, outcome } => {
+            let told = describe(names, outcome);
+            format!("wait_ended {} {} number={number}: {told}", text(key), lease(names, *id))
+        }
+        EventKind::Ended { key, lease: id, token, reason: why } => {
+            format!("ended {} {} token={token} {}", text(key), lease(names, *id), reason(why))
+        }
+        EventKind::ForcedPending { key, lease: id, token, who, why } => format!(
+            "forced_pending {} {} token={token} by {}: {}",
+            text(key),
+            lease(names, *id),
+            text(who),
+            text(why)
+        ),
+        EventKind::Vacant { key } => format!("vacant {}", text(key)),
+    };
+    writeln!(out, "    {line}").expect("a string takes everything");
+}
+
+pub(crate) fn key(names: &Names, info: &KeyInfo, out: &mut String) {
+    let mut line = format!("key {}:", text(info.key.as_bytes()));
+    for holder in &info.holders {
+        let id = lease(names, holder.lease);
+        write!(line, " held by {id} token={} number={}", holder.token, holder.number)
+            .expect("a string takes everything");
+        for (name, value) in [("label", holder.label.as_bytes()), ("value", &holder.value)] {
+            if !value.is_empty() {
+                write!(line, " {name}={}", text(value)).expect("a string takes everything");
+            }
+        }
+        line.push_str(if holder.own_lease { " own_lease" } else { "" });
+        line.push_str(if holder.forced { " forced" } else { "" });
+    }
+    for waiter in &info.waiters {
+        let id = lease(names, waiter.lease);
+        write!(line, " {}:{id}", waiter.position).expect("a string takes everything");
+    }
+    let shown = info.waiters.len();
+    if shown < info.waiters_total as usize {
+        write!(line, " of {}", info.waiters_total).expect("a string takes everything");
+    }
+    line.push_str(if info.holders.is_empty() { " vacant" } else { "" });
+    writeln!(out, "{line}").expect("a string takes everything");
+}
+
+pub(crate) fn sessions(names: &Names, sessions: &[SessionInfo], out: &mut String) {
+    for one in sessions {
+        let id = lease(names, one.lease);
+        let own = if one.own_lease { " own_lease" } else { "" };
+        let label = text(one.label.as_bytes());
+        writeln!(
+            out,
+            "{id} ttl={} label={label} holds={} waits={}{own}",
+            one.ttl_ms, one.holds, one.waits
+        )
+        .expect("a string takes everything");
+    }
+}
+
+pub(crate) fn holds(reply: Option<HoldsReply>, out: &mut String) {
+    let Some(reply) = reply else { return out.push_str("dead\n") };
+    let mut line = format!("version={}", reply.version);
+    for hold in &reply.holds {
+        let forced = if hold.forced { " forced" } else { "" };
+        write!(line, " {} token={} number={}{forced}", text(&hold.key), hold.token, hold.number)
+            .expect("a string takes everything");
+    }
+    for number in &reply.waits {
+        write!(line, " waits number={number}").expect("a string takes everything");
+    }
+    writeln!(out, "{line}").expect("a string takes everything");
+}
+
+pub(crate) fn state(state: &State, out: &mut String) {
+    writeln!(
+        out,
+        "rev={} last_token={} leases={} keys={}",
+        state.revision(),
+        state.last_token(),
+        state.leases_len(),
+        state.keys_len()
+    )
+    .expect("a string takes everything");
+}

@@ -1,0 +1,236 @@
+//! One client connection: bytes in, requests to the router, replies out.
+//!
+//! One task reads, one writes. Replies of one turn of the core leave in one write, because the
+//! writing task runs after the tasks that produced them. A connection never makes others wait: it
+//! stops reading when its client does not take its replies, and ends when a write takes too long.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use leasehold_protocol::conn::{CloseReason, ServerConn, ServerEvent};
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{ClusterId, RequestId};
+use leasehold_protocol::reply::{ErrorReply, Reply, ServerHello};
+use leasehold_protocol::request::Request;
+use openraft::AsyncRuntime;
+
+use super::reply::{ReplySink, ReplyTo};
+use crate::env::{ByteReader, ByteWriter, Clock, Env};
+use crate::rt::channels::Notify;
+
+/// Bytes read at once.
+const READ_LEN: usize = 64 * 1024;
+/// A write that takes longer ends the connection.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How often connections are looked at for time-outs.
+const SWEEP_EVERY: Duration = Duration::from_millis(500);
+
+/// What connections need of their node.
+pub trait Front {
+    /// The cluster, `ClusterId::UNKNOWN` before the node's admission.
+    fn cluster(&self) -> ClusterId;
+    /// The answer to a hello, or why there is none.
+    fn hello(&self) -> Result<ServerHello, ErrorCode>;
+    /// Takes a request.
+    fn request(&self, request: Request, to: ReplyTo);
+    /// Hears of every answer.
+    fn answered(&self, reply: &Reply);
+}
+
+/// A connection as its core's other tasks see it.
+struct Connection {
+    front: Rc<dyn Front>,
+    conn: RefCell<ServerConn>,
+    /// Output, or the end, waits for the writing task.
+    output: Notify,
+    /// Room was made, or the end came, for the reading task.
+    room: Notify,
+    over: Cell<bool>,
+}
+
+impl ReplySink for Connection {
+    fn reply(&self, id: u64, reply: &Reply) {
+        self.front.answered(reply);
+        self.conn.borrow_mut().reply(RequestId(id), reply);
+        self.output.notify_one();
+    }
+}
+
+impl Connection {
+    fn end(&self) {
+        self.over.set(true);
+        self.output.notify_one();
+        self.room.notify_one();
+    }
+
+    /// Acts on all events; logs why the connection ended, if it did.
+    fn turn(self: &Rc<Self>) {
+        loop {
+            let event = self.conn.borrow_mut().poll_event();
+            match event {
+                None => break,
+                Some(ServerEvent::Hello(_)) => self.greet(),
+                Some(ServerEvent::Request { id, request }) => {
+                    let sink: Rc<dyn ReplySink> = Rc::clone(self) as _;
+                    self.front.request(request, ReplyTo::new(sink, id.0));
+                }
+                Some(ServerEvent::Closed(reason)) => {
+                    if matches!(reason, CloseReason::Frame(_)) {
+                        tracing::debug!(%reason, "connection ended");
+                    }
+                    self.end();
+                }
+            }
+        }
+        if self.conn.borrow().output_len() > 0 {
+            self.output.notify_one();
+        }
+    }
+
+    fn greet(&self) {
+        let mut conn = self.conn.borrow_mut();
+        match self.front.hello() {
+            Ok(hello) => conn.accept(hello),
+            Err(code) => conn.refuse(ErrorReply::new(code, code.text())),
+        }
+    }
+}
+
+/// All connections of one core.
+pub struct Connections {
+    live: RefCell<BTreeMap<u64, Rc<Connection>>>,
+    next: Cell<u64>,
+    max: usize,
+    accepted: Cell<u64>,
+}
+
+impl Connections {
+    /// None yet, and never more than `max`.
+    pub fn new(max: usize) -> Rc<Self> {
+        Rc::new(Self { live: RefCell::default(), next: Cell::new(0), max, accepted: Cell::new(0) })
+    }
+
+    /// Connections open now.
+    pub fn len(&self) -> usize {
+        self.live.borrow().len()
+    }
+
+    /// None is open.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Connections ever accepted.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.get()
+    }
+
+    /// Ends all connections with `code`.
+    pub fn refuse_all(&self, code: ErrorCode) {
+        for connection in self.live.borrow().values() {
+            connection.conn.borrow_mut().refuse(ErrorReply::new(code, code.text()));
+            connection.end();
+        }
+    }
+
+    /// Ends connections whose time is over, as long as the core lives. One task.
+    pub async fn run_deadlines<E: Env>(self: Rc<Self>, clock: E::Clock) {
+        loop {
+            E::Rt::sleep(SWEEP_EVERY).await;
+            let now_ns = clock.now().0;
+            let live: Vec<_> = self.live.borrow().values().cloned().collect();
+            for connection in live {
+                connection.conn.borrow_mut().tick(now_ns);
+                connection.turn();
+            }
+        }
+    }
+
+    /// Serves one accepted stream until it ends.
+    pub async fn serve<E: Env>(
+        self: Rc<Self>,
+        front: Rc<dyn Front>,
+        reader: impl ByteReader,
+        writer: impl ByteWriter,
+        clock: E::Clock,
+    ) {
+        let id = self.next.get();
+        self.next.set(id + 1);
+        self.accepted.set(self.accepted.get() + 1);
+        let conn = ServerConn::new(front.cluster(), clock.now().0);
+        let connection = Rc::new(Connection {
+            front,
+            conn: RefCell::new(conn),
+            output: Notify::new(),
+            room: Notify::new(),
+            over: Cell::new(false),
+        });
+        if self.live.borrow().len() >= self.max {
+            let code = ErrorCode::TOO_MANY_CONNECTIONS;
+            connection.conn.borrow_mut().refuse(ErrorReply::new(code, code.text()));
+            connection.turn();
+        } else {
+            self.live.borrow_mut().insert(id, Rc::clone(&connection));
+        }
+        let reading = read::<E>(Rc::clone(&connection), reader, clock);
+        let writing = write::<E>(Rc::clone(&connection), writer);
+        // The writer ends last: it carries out what is left when reading is over.
+        let reading = E::Rt::spawn(reading);
+        writing.await;
+        connection.end();
+        let _ = reading.await;
+        self.live.borrow_mut().remove(&id);
+    }
+}
+
+async fn read<E: Env>(connection: Rc<Connection>, mut reader: impl ByteReader, clock: E::Clock) {
+    let mut buf = vec![0; READ_LEN];
+    while !connection.over.get() {
+        if !connection.conn.borrow().wants_frames() {
+            connection.room.notified().await;
+            connection.turn();
+            continue;
+        }
+        let ended = connection.room.notified();
+        let read = match E::Rt::select2(reader.read(&mut buf), ended).await {
+            openraft_rt::Select2::First(read) => read,
+            openraft_rt::Select2::Second(()) => continue,
+        };
+        match read {
+            Ok(len) if len > 0 => {
+                connection.conn.borrow_mut().feed(&buf[..len], clock.now().0);
+                connection.turn();
+            }
+            _ => break,
+        }
+    }
+    connection.end();
+}
+
+async fn write<E: Env>(connection: Rc<Connection>, mut writer: impl ByteWriter) {
+    let mut spare = Vec::new();
+    loop {
+        let output = connection.conn.borrow_mut().take_output(spare);
+        if output.is_empty() {
+            if connection.over.get() {
+                return;
+            }
+            spare = output;
+            connection.output.notified().await;
+            continue;
+        }
+        match E::Rt::timeout(WRITE_TIMEOUT, writer.write_all(&output)).await {
+            Ok(Ok(())) => {}
+            _ => return connection.end(),
+        }
+        spare = output;
+        if !connection.conn.borrow().wants_frames() {
+            continue;
+        }
+        // Requests may wait unread because the output was full.
+        connection.turn();
+        connection.room.notify_one();
+    }
+}

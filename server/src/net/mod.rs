@@ -1,0 +1,13 @@
+//! Connections: frames in, requests routed to their shards, replies out. Knows frames and request
+//! ids; never Raft.
+
+mod connection;
+mod reply;
+mod router;
+mod service;
+mod status;
+
+pub use connection::{Connections, Front};
+pub use reply::{ReplySink, ReplyTo, error};
+pub use router::{Hop, Hops, Router};
+pub use service::ForwardService;

@@ -1,0 +1,48 @@
+//! Where an answer goes: a connection of this core, another core, or a peer that forwarded.
+
+use std::rc::Rc;
+
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::NodeId;
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::{ErrorReply, OutcomeReply, Reply};
+
+/// Takes replies. A reply to a request that nobody waits for any more is dropped.
+pub trait ReplySink {
+    /// Sends `reply` under the request's id. Only `Outcome::Queued` may be followed by another.
+    fn reply(&self, id: u64, reply: &Reply);
+}
+
+/// The address of one request's answer.
+#[derive(Clone)]
+pub struct ReplyTo {
+    sink: Rc<dyn ReplySink>,
+    id: u64,
+}
+
+impl ReplyTo {
+    /// Answers go to `sink` under `id`.
+    pub fn new(sink: Rc<dyn ReplySink>, id: u64) -> Self {
+        Self { sink, id }
+    }
+
+    /// Sends any reply.
+    pub fn send(&self, reply: &Reply) {
+        self.sink.reply(self.id, reply);
+    }
+
+    /// Sends a command's outcome.
+    pub fn outcome(&self, outcome: Outcome, leader: NodeId) {
+        self.send(&Reply::Outcome(OutcomeReply { outcome, leader }));
+    }
+
+    /// Sends an error with the code's own text.
+    pub fn error(&self, code: ErrorCode, leader: NodeId) {
+        self.send(&error(code, code.text().to_owned(), leader, 0));
+    }
+}
+
+/// An error reply.
+pub fn error(code: ErrorCode, message: String, leader: NodeId, retry_after_ms: u32) -> Reply {
+    Reply::Error(ErrorReply { code, message, leader, retry_after_ms })
+}

@@ -1,0 +1,328 @@
+//! From a request to the shard that answers it, on this core or another.
+//!
+//! A request hops at most once: its shard's core answers, and the answer comes back by the
+//! reverse lane. Invariant: the table of hopped requests is bounded by what the lanes and the
+//! connections' in-flight limits allow, and each entry goes with its last reply.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use leasehold_protocol::command::Command;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{ClusterId, NodeId, ShardId};
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::{LeaderHint, OutcomeReply, Reply};
+use leasehold_protocol::request::Request;
+use leasehold_protocol::shard::shard_of;
+
+use openraft::AsyncRuntime;
+
+use super::reply::{ReplySink, ReplyTo};
+use crate::env::Env;
+use crate::raft::{Member, PeerInfo, Peers};
+use crate::rt::channels::{OneshotSender, oneshot};
+use crate::shard::{Origin, Shard};
+
+/// A peer's message that another core does not answer in this time is given up; Raft sends anew.
+const PEER_HOP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What one core sends another.
+#[derive(Debug)]
+pub enum Hop {
+    /// A request for a shard of the receiving core.
+    Request {
+        /// The sending core.
+        from: usize,
+        /// The sender's name for it.
+        id: u64,
+        /// Where it came from.
+        origin: Origin,
+        /// The request.
+        request: Box<Request>,
+    },
+    /// An answer to such a request.
+    Reply {
+        /// The name it was sent under.
+        id: u64,
+        /// The answer.
+        reply: Box<Reply>,
+    },
+    /// A peer's message to a group of the receiving core.
+    Peer {
+        /// The sending core.
+        from: usize,
+        /// The sender's name for it.
+        id: u64,
+        /// Whose message it is.
+        peer: Box<PeerInfo>,
+        /// Its kind.
+        kind: u8,
+        /// Its body.
+        body: Vec<u8>,
+    },
+    /// The answer to such a message.
+    PeerReply {
+        /// The name it was sent under.
+        id: u64,
+        /// The answer.
+        answer: Result<Vec<u8>, ErrorCode>,
+    },
+    /// Who leads the sender's shards, for the hellos of other cores.
+    Leaders(Vec<LeaderHint>),
+}
+
+/// The lanes to the other cores.
+pub trait Hops {
+    /// Sends, or gives the message back if the lane is full or closed.
+    fn send(&self, core: usize, hop: Hop) -> Result<(), Hop>;
+}
+
+/// One core's router.
+pub struct Router<E: Env> {
+    core: usize,
+    cores: usize,
+    cluster: ClusterId,
+    shards_total: u32,
+    shards: BTreeMap<ShardId, Rc<Shard<E>>>,
+    peers: Rc<Peers<E>>,
+    hops: Rc<dyn Hops>,
+    hopped: RefCell<BTreeMap<u64, ReplyTo>>,
+    hopped_peers: RefCell<BTreeMap<u64, OneshotSender<Result<Vec<u8>, ErrorCode>>>>,
+    next_hop: Cell<u64>,
+    /// Leaders of other cores' shards, as they last told.
+    told: RefCell<BTreeMap<ShardId, NodeId>>,
+}
+
+impl<E: Env> Router<E> {
+    /// A router on `core` of `cores`, over the shards that live there.
+    pub fn new(
+        (core, cores): (usize, usize),
+        (cluster, shards_total): (ClusterId, u32),
+        shards: Vec<Rc<Shard<E>>>,
+        peers: Rc<Peers<E>>,
+        hops: Rc<dyn Hops>,
+    ) -> Rc<Self> {
+        Rc::new(Self {
+            core,
+            cores,
+            cluster,
+            shards_total,
+            shards: shards.into_iter().map(|shard| (shard.id(), shard)).collect(),
+            peers,
+            hops,
+            hopped: RefCell::default(),
+            hopped_peers: RefCell::default(),
+            next_hop: Cell::new(0),
+            told: RefCell::default(),
+        })
+    }
+
+    /// This core's shards.
+    pub fn shards(&self) -> impl Iterator<Item = &Rc<Shard<E>>> {
+        self.shards.values()
+    }
+
+    /// This core's connections to peers.
+    pub fn peers(&self) -> &Rc<Peers<E>> {
+        &self.peers
+    }
+
+    /// The cluster's nodes and their advertised client addresses.
+    pub fn members(&self) -> BTreeMap<NodeId, String> {
+        let members = self.shards.values().next().map(|shard| shard.group().members());
+        let address = |(node, member): (NodeId, Member)| (node, member.client_addr);
+        members.unwrap_or_default().into_iter().map(address).collect()
+    }
+
+    /// The cluster.
+    pub fn cluster(&self) -> ClusterId {
+        self.cluster
+    }
+
+    /// Number of shards of the cluster.
+    pub fn shards_total(&self) -> u32 {
+        self.shards_total
+    }
+
+    /// Number of cores of this node.
+    pub fn cores(&self) -> usize {
+        self.cores
+    }
+
+    /// This core.
+    pub fn core(&self) -> usize {
+        self.core
+    }
+
+    /// Routes a request that belongs to a shard.
+    pub fn route(self: &Rc<Self>, request: Request, to: ReplyTo, origin: Origin) {
+        let Some(shard) = self.shard_of(&request) else {
+            return to.error(ErrorCode::UNKNOWN_KIND, NodeId(0));
+        };
+        if shard.0 >= self.shards_total {
+            return to.error(ErrorCode::WRONG_SHARD, NodeId(0));
+        }
+        match self.shards.get(&shard) {
+            Some(shard) => shard.submit(request, to, origin),
+            None => self.hop(shard.0 as usize % self.cores, request, to, origin),
+        }
+    }
+
+    /// Sends a request to another core.
+    pub fn hop(&self, core: usize, request: Request, to: ReplyTo, origin: Origin) {
+        assert_ne!(core, self.core, "a request for this core does not hop");
+        let id = self.next_hop.get();
+        self.next_hop.set(id + 1);
+        let hop = Hop::Request { from: self.core, id, origin, request: Box::new(request) };
+        match self.hops.send(core, hop) {
+            Ok(()) => {
+                self.hopped.borrow_mut().insert(id, to);
+            }
+            Err(_) => to.error(ErrorCode::BUSY, NodeId(0)),
+        }
+    }
+
+    /// Takes a peer's message to a group that lives on another core there.
+    pub async fn hop_peer(
+        &self,
+        shard: ShardId,
+        peer: PeerInfo,
+        kind: u8,
+        body: Vec<u8>,
+    ) -> Result<Vec<u8>, ErrorCode> {
+        let core = shard.0 as usize % self.cores;
+        if shard.0 >= self.shards_total || core == self.core {
+            return Err(ErrorCode::WRONG_SHARD);
+        }
+        let id = self.next_hop.get();
+        self.next_hop.set(id + 1);
+        let (sender, answer) = oneshot();
+        self.hopped_peers.borrow_mut().insert(id, sender);
+        let hop = Hop::Peer { from: self.core, id, peer: Box::new(peer), kind, body };
+        if self.hops.send(core, hop).is_err() {
+            self.hopped_peers.borrow_mut().remove(&id);
+            return Err(ErrorCode::BUSY);
+        }
+        let answer = E::Rt::timeout(PEER_HOP_TIMEOUT, answer).await;
+        self.hopped_peers.borrow_mut().remove(&id);
+        answer.unwrap_or(Ok(Err(ErrorCode::DEADLINE))).unwrap_or(Err(ErrorCode::BUSY))
+    }
+
+    /// Handles what another core sent.
+    pub fn hopped(self: &Rc<Self>, hop: Hop) {
+        match hop {
+            Hop::Request { from, id, origin, request } => {
+                let to = self.answer_to(from, id);
+                match *request {
+                    Request::Status(request) => self.status(request, to, origin),
+                    request => self.route(request, to, origin),
+                }
+            }
+            Hop::Reply { id, reply } => {
+                let last = !is_queued(&reply);
+                let to = self.hopped.borrow().get(&id).cloned();
+                if last {
+                    self.hopped.borrow_mut().remove(&id);
+                }
+                if let Some(to) = to {
+                    to.send(&reply);
+                }
+            }
+            Hop::Peer { from, id, peer, kind, body } => {
+                let router = Rc::clone(self);
+                let answer = self.peers.dispatch(&peer, kind, &body);
+                drop(E::Rt::spawn(async move {
+                    let answer = match answer {
+                        Ok(answer) => answer.await,
+                        Err(code) => Err(code),
+                    };
+                    // A lost answer is a lost message, to Raft.
+                    let _ = router.hops.send(from, Hop::PeerReply { id, answer });
+                }));
+            }
+            Hop::PeerReply { id, answer } => {
+                if let Some(waiting) = self.hopped_peers.borrow_mut().remove(&id) {
+                    let _ = waiting.send(answer);
+                }
+            }
+            Hop::Leaders(leaders) => {
+                let leaders = leaders.into_iter().map(|hint| (hint.shard, hint.leader));
+                self.told.borrow_mut().extend(leaders);
+            }
+        }
+    }
+
+    /// Where the answer to another core's request goes.
+    pub fn answer_to(&self, core: usize, id: u64) -> ReplyTo {
+        let sink = HopSink { core, hops: Rc::clone(&self.hops) };
+        ReplyTo::new(Rc::new(sink), id)
+    }
+
+    /// Tells the other cores who leads this core's shards.
+    pub fn tell_leaders(&self) {
+        let leaders = self.own_leaders();
+        for core in (0..self.cores).filter(|core| *core != self.core) {
+            // A full lane only makes a hint older.
+            let _ = self.hops.send(core, Hop::Leaders(leaders.clone()));
+        }
+    }
+
+    /// Who leads, as far as this core knows.
+    pub fn leaders(&self) -> Vec<LeaderHint> {
+        let told = self.told.borrow();
+        let told = told.iter().map(|(shard, leader)| LeaderHint { shard: *shard, leader: *leader });
+        self.own_leaders().into_iter().chain(told).collect()
+    }
+
+    fn own_leaders(&self) -> Vec<LeaderHint> {
+        let hint = |shard: &Rc<Shard<E>>| LeaderHint {
+            shard: shard.id(),
+            leader: shard.group().leader_hint().unwrap_or(NodeId(0)),
+        };
+        self.shards.values().map(hint).collect()
+    }
+
+    fn shard_of(&self, request: &Request) -> Option<ShardId> {
+        match request {
+            Request::Command(request) => Some(match &request.command {
+                // The key decides; a wrong name for its shard is refused there.
+                Command::Acquire { key, .. } if key.is_empty() => request.shard,
+                Command::Acquire { key, .. }
+                | Command::Release { key, .. }
+                | Command::ReleaseOwn { key, .. }
+                | Command::ForceRelease { key, .. }
+                    if shard_of(key, self.shards_total) != request.shard =>
+                {
+                    ShardId(u32::MAX)
+                }
+                _ => request.shard,
+            }),
+            Request::Renew(request) => Some(request.shard),
+            Request::Get(request) => Some(shard_of(&request.key, self.shards_total)),
+            Request::List(request) => Some(request.shard),
+            Request::Sessions(request) => Some(request.shard),
+            Request::Holds(request) => Some(request.shard),
+            Request::Transfer(request) => Some(request.shard),
+            Request::Hello(_) | Request::Status(_) | Request::Ping => None,
+        }
+    }
+}
+
+struct HopSink {
+    core: usize,
+    hops: Rc<dyn Hops>,
+}
+
+impl ReplySink for HopSink {
+    fn reply(&self, id: u64, reply: &Reply) {
+        // A lane that is full here is drained by its core soon, but must not block this one: the
+        // client's deadline answers then, and its retry finds the outcome.
+        let _ = self.hops.send(self.core, Hop::Reply { id, reply: Box::new(reply.clone()) });
+    }
+}
+
+fn is_queued(reply: &Reply) -> bool {
+    matches!(reply, Reply::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. }))
+}

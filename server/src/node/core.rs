@@ -1,0 +1,480 @@
+//! One core: its WAL, its Raft groups, its shards, its connections.
+
+use std::cell::RefCell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_core::State;
+use leasehold_protocol::birth::BirthRecord;
+use leasehold_protocol::command::Command;
+use leasehold_protocol::error::{ErrorClass, ErrorCode};
+use leasehold_protocol::event::Event;
+use leasehold_protocol::ids::{ClusterId, NodeId, ShardId, Token};
+use leasehold_protocol::reply::{NodeAddress, Reply, ServerHello};
+use leasehold_protocol::request::Request;
+use openraft::AsyncRuntime;
+
+use super::birth::Founding;
+use super::service::CoreService;
+use super::{Production, ToCore, publish};
+use crate::admin::{CoreHandle, Counter, Metrics, Phase};
+use crate::config::Config;
+use crate::disk::linux::LinuxDisk;
+use crate::env::{Clock, Env};
+use crate::error::{Exit, NodeError};
+use crate::identity::{DataDir, Owner};
+use crate::lease::CoreWheel;
+use crate::net::{Connections, Front, Hop, Hops, ReplyTo, Router};
+use crate::raft::{ApplySink, Group, GroupSpec, Identity, Member, Peers, Timings};
+use crate::rt::clock::OsClock;
+use crate::rt::executor::Core;
+use crate::rt::hop::{Mailbox, Ports};
+use crate::rt::inbox::{Inbox, Post};
+use crate::rt::net::{TcpNet, adopt};
+use crate::shard::{Origin, Shard, ShardCore, run_wheel};
+use crate::wal::{Wal, WalConfig, WalIdentity};
+
+type Rt = <Production as Env>::Rt;
+
+/// Stopping takes at most this long; what is not handed over by then is found by an election.
+const STOP_TIMEOUT: Duration = Duration::from_millis(3_000);
+
+/// Who this process is.
+#[derive(Clone, Debug)]
+pub(super) struct Who {
+    /// Whose data directory it uses.
+    pub(super) owner: Owner,
+    /// How often that directory was opened.
+    pub(super) boot: u64,
+    /// This process's own.
+    pub(super) nonce: [u8; 16],
+    /// The cluster secret; empty for a single node without one.
+    pub(super) secret: Arc<[u8]>,
+}
+
+/// What a core needs to run.
+pub(super) struct CoreInput {
+    /// The configuration.
+    pub(super) config: Arc<Config>,
+    /// Who this process is.
+    pub(super) who: Who,
+    /// On core 0: the data directory.
+    pub(super) dir: Option<DataDir>,
+    /// This core's part of it.
+    pub(super) core_dir: PathBuf,
+    /// What other threads tell this core.
+    pub(super) inbox: Inbox<ToCore>,
+    /// To all cores' inboxes.
+    pub(super) posts: Vec<Post<ToCore>>,
+    /// The lanes to the other cores.
+    pub(super) ports: Ports<Hop>,
+    /// Where figures go.
+    pub(super) metrics: Arc<Metrics>,
+}
+
+/// A core's main future. Returns after an orderly stop.
+pub(super) async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
+    let peers = peers(&core, &input);
+    let founding = match input.dir.take() {
+        Some(dir) => Some(Founding::new(&input.config, &input.who, dir)?),
+        None => None,
+    };
+    let service = CoreService::new(founding.clone());
+    peers.set_service(Rc::clone(&service) as _);
+    let mut early = Vec::new();
+    let record = match founded(&mut input, founding.as_ref(), &peers, &mut early).await? {
+        Some(record) => record,
+        None => return Ok(()),
+    };
+    peers.set_cluster(record.cluster);
+    for member in &record.members {
+        peers.set_disk(member.node, member.disk);
+    }
+    let wheel = CoreWheel::new(OsClock.now());
+    let (wal, shards) = open_shards(&core, &input, &record, &peers, &wheel).await?;
+    let lowest = input.config.cluster.peers.keys().next() == Some(&input.who.owner.node);
+    let (outbox, mailbox) = input.ports.connect().await;
+    let hops: Rc<dyn Hops> = Rc::new(outbox);
+    let router = Router::new(
+        (core.id, core.count),
+        (record.cluster, record.shards),
+        shards.clone(),
+        Rc::clone(&peers),
+        hops,
+    );
+    let running = Running {
+        wal,
+        shards,
+        router: Rc::clone(&router),
+        peers,
+        connections: Connections::new(input.config.process.client_connections_max),
+        front: Rc::new(NodeFront {
+            router: Rc::clone(&router),
+            record: Rc::clone(&record),
+            metrics: input.metrics.handle(core.id as u32),
+        }),
+    };
+    service.open(router);
+    running.start(Token(record.token_base), wheel, mailbox);
+    if lowest {
+        running.initialise(&record).await?;
+    }
+    if core.id == 0 {
+        input.metrics.health().enter(Phase::Running);
+    }
+    running.serve(&mut input.inbox, early).await;
+    running.stop().await
+}
+
+fn peers(core: &Core, input: &CoreInput) -> Rc<Peers<Production>> {
+    let identity = Identity {
+        cluster: ClusterId::UNKNOWN,
+        node: input.who.owner.node,
+        disk: input.who.owner.disk,
+        boot: input.who.boot,
+        nonce: input.who.nonce,
+        secret: Rc::from(&*input.who.secret),
+        peer_addr: input.config.peer_advertise().to_string(),
+        client_addr: input.config.client_advertise().to_string(),
+    };
+    let peers = Peers::new(identity, TcpNet, OsClock, ShardId(core.id as u32));
+    for (node, address) in &input.config.cluster.peers {
+        peers.set_address(*node, address.to_string());
+    }
+    peers
+}
+
+/// Waits until the cluster is founded, serving peers meanwhile; clients wait in `early`. `None`
+/// if the process is asked to stop before.
+async fn founded(
+    input: &mut CoreInput,
+    founding: Option<&Rc<Founding>>,
+    peers: &Rc<Peers<Production>>,
+    early: &mut Vec<ToCore>,
+) -> Result<Option<Rc<BirthRecord>>, NodeError> {
+    let config = Arc::clone(&input.config);
+    let run = async {
+        match founding {
+            Some(founding) => founding.run(&config, Rc::clone(peers)).await,
+            None => std::future::pending().await,
+        }
+    };
+    let mut run = std::pin::pin!(run);
+    loop {
+        match Rt::select2(run.as_mut(), input.inbox.recv()).await {
+            openraft_rt::Select2::First(record) => {
+                let record = Arc::new(record?);
+                for post in &input.posts[1..] {
+                    let told = post.try_send(ToCore::Founded(Arc::clone(&record)));
+                    told.map_err(|_| NodeError::internal("a core does not take messages"))?;
+                }
+                return Ok(Some(Rc::new((*record).clone())));
+            }
+            openraft_rt::Select2::Second(message) => match message {
+                Some(ToCore::Founded(record)) => return Ok(Some(Rc::new((*record).clone()))),
+                Some(ToCore::Peer(socket)) => serve_peer(peers, socket),
+                Some(client @ ToCore::Client(_)) if early.len() < 1024 => early.push(client),
+                Some(ToCore::Client(_)) => {}
+                Some(ToCore::Stop) | None => return Ok(None),
+            },
+        }
+        if founding.is_some_and(|founding| founding.birth.borrow().waits_for_admission()) {
+            input.metrics.health().enter(Phase::WaitingForAdmission);
+        }
+    }
+}
+
+fn serve_peer(peers: &Rc<Peers<Production>>, socket: std::os::fd::OwnedFd) {
+    let peers = Rc::clone(peers);
+    let (reader, writer) = adopt(socket);
+    drop(Rt::spawn(async move { peers.serve(reader, writer).await }));
+}
+
+async fn open_shards(
+    core: &Core,
+    input: &CoreInput,
+    record: &BirthRecord,
+    peers: &Rc<Peers<Production>>,
+    wheel: &CoreWheel,
+) -> Result<(Wal<Production>, Vec<Rc<Shard<Production>>>), NodeError> {
+    let disk = LinuxDisk::open(&input.core_dir).map_err(|e| NodeError::Storage(e.to_string()))?;
+    let identity = WalIdentity {
+        cluster: record.cluster,
+        node: input.who.owner.node,
+        disk: input.who.owner.disk,
+        core: core.id as u32,
+        cores: core.count as u32,
+        boot: input.who.boot,
+    };
+    let wal_config = WalConfig {
+        segment_len: input.config.process.wal_segment_mib << 20,
+        ..WalConfig::default()
+    };
+    let (wal, mut recovered) = Wal::open(wal_config, identity, disk.clone(), random)
+        .await
+        .map_err(|error| NodeError::Damaged(error.to_string()))?;
+    let shard_core = ShardCore {
+        shards_total: record.shards,
+        clock: OsClock,
+        wheel: wheel.clone(),
+        metrics: input.metrics.handle(core.id as u32),
+    };
+    let mut shards = Vec::new();
+    for shard in (0..record.shards).filter(|shard| *shard as usize % core.count == core.id) {
+        let id = ShardId(shard);
+        let state = Rc::new(RefCell::new(State::new(id)));
+        let sink = Rc::new(Sink::default());
+        let spec = spec(&input.config, record.cluster, id, input.who.owner.node);
+        let group = Group::open(
+            spec,
+            wal.shard(id),
+            recovered.remove(&id).unwrap_or_default(),
+            disk.clone(),
+            Rc::clone(peers),
+            Rc::clone(&state),
+            Rc::clone(&sink) as _,
+        )
+        .await
+        .map_err(|error| NodeError::Damaged(error.to_string()))?;
+        let shard = Shard::new(id, group, state, Rc::clone(peers), shard_core.clone());
+        sink.0.replace(Some(Rc::clone(&shard)));
+        shards.push(shard);
+    }
+    Ok((wal, shards))
+}
+
+fn spec(config: &Config, cluster: ClusterId, shard: ShardId, node: NodeId) -> GroupSpec {
+    let timings = Timings {
+        heartbeat: Duration::from_millis(config.cluster.heartbeat_ms),
+        election_min: Duration::from_millis(config.cluster.election_min_ms),
+        election_max: Duration::from_millis(config.cluster.election_max_ms),
+    };
+    GroupSpec {
+        timings,
+        snapshot_entries: config.process.snapshot_entries,
+        log_keep: config.snapshot_keep_entries(),
+        probe_quorum_loss: config.cluster.peers.len() >= 5,
+        ..GroupSpec::new(cluster, shard, node)
+    }
+}
+
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).expect("the kernel has random bytes");
+    u64::from_ne_bytes(bytes)
+}
+
+/// Breaks the circle: a group needs its sink before the shard over the group exists.
+#[derive(Default)]
+struct Sink(RefCell<Option<Rc<Shard<Production>>>>);
+
+impl ApplySink for Sink {
+    fn applied(&self, _state: &State, events: &[Event]) {
+        if let Some(shard) = &*self.0.borrow() {
+            shard.applied(events);
+        }
+    }
+
+    fn installed(&self, _state: &State) {
+        if let Some(shard) = &*self.0.borrow() {
+            shard.installed();
+        }
+    }
+}
+
+/// What connections see of the node.
+struct NodeFront {
+    router: Rc<Router<Production>>,
+    record: Rc<BirthRecord>,
+    metrics: CoreHandle,
+}
+
+impl Front for NodeFront {
+    fn cluster(&self) -> ClusterId {
+        self.record.cluster
+    }
+
+    fn hello(&self) -> Result<ServerHello, ErrorCode> {
+        let address = |(node, client_addr)| NodeAddress { node, client_addr };
+        Ok(ServerHello {
+            version: 0,
+            cluster: self.record.cluster,
+            node: self.router.peers().node(),
+            shards: self.record.shards,
+            key_hash: self.record.key_hash,
+            features: 0,
+            nodes: self.router.members().into_iter().map(address).collect(),
+            leaders: self.router.leaders(),
+            server_version: env!("CARGO_PKG_VERSION").to_owned(),
+        })
+    }
+
+    fn request(&self, request: Request, to: ReplyTo) {
+        self.metrics.count(counter_of(&request));
+        match request {
+            Request::Status(request) => self.router.status(request, to, Origin::Client),
+            request => self.router.route(request, to, Origin::Client),
+        }
+    }
+
+    fn answered(&self, reply: &Reply) {
+        if let Reply::Error(error) = reply {
+            self.metrics.count(match error.code.class() {
+                ErrorClass::Retryable => Counter::ErrorRetryable,
+                ErrorClass::NotApplied => Counter::ErrorNotApplied,
+                ErrorClass::Unknown => Counter::ErrorUnknown,
+            });
+        }
+    }
+}
+
+fn counter_of(request: &Request) -> Counter {
+    match request {
+        Request::Command(request) => match &request.command {
+            Command::Open { .. } => Counter::RequestOpen,
+            Command::Acquire { .. } => Counter::RequestAcquire,
+            Command::Cancel { .. } => Counter::RequestCancel,
+            Command::Release { .. } | Command::ReleaseOwn { .. } => Counter::RequestRelease,
+            Command::Close { .. } => Counter::RequestClose,
+            Command::ForceRelease { .. } => Counter::RequestForceRelease,
+            _ => Counter::RequestOther,
+        },
+        Request::Renew(_) => Counter::RequestRenew,
+        Request::Get(_) => Counter::RequestGet,
+        Request::List(_) => Counter::RequestList,
+        _ => Counter::RequestOther,
+    }
+}
+
+/// A running core.
+struct Running {
+    wal: Wal<Production>,
+    shards: Vec<Rc<Shard<Production>>>,
+    router: Rc<Router<Production>>,
+    peers: Rc<Peers<Production>>,
+    connections: Rc<Connections>,
+    front: Rc<NodeFront>,
+}
+
+impl Running {
+    fn start(&self, token_base: Token, wheel: CoreWheel, mailbox: Mailbox<Hop>) {
+        drop(Rt::spawn(end_on_failure(self.wal.clone())));
+        for shard in &self.shards {
+            drop(Rt::spawn(Rc::clone(shard).run_proposals()));
+            drop(Rt::spawn(Rc::clone(shard).run_deadlines()));
+            drop(Rt::spawn(Rc::clone(shard).run_leadership(token_base)));
+        }
+        for shard in &self.shards {
+            drop(Rt::spawn(end_on_engine_failure(Rc::clone(shard))));
+        }
+        drop(Rt::spawn(run_wheel(wheel, self.shards.clone(), OsClock)));
+        drop(Rt::spawn(hops(Rc::clone(&self.router), mailbox)));
+        let connections = Rc::clone(&self.connections);
+        drop(Rt::spawn(connections.run_deadlines::<Production>(OsClock)));
+        drop(Rt::spawn(publish::run(
+            self.front.metrics.clone(),
+            Rc::clone(&self.router),
+            Rc::clone(&self.connections),
+            self.wal.clone(),
+        )));
+        let shards = self.shards.clone();
+        self.wal.on_pin(move |pinning, _bytes| {
+            let pinning = shards.iter().find(|shard| shard.id() == pinning);
+            if let Some(group) = pinning.map(|shard| Rc::clone(shard.group())) {
+                drop(Rt::spawn(async move { group.trigger_snapshot().await }));
+            }
+        });
+    }
+
+    async fn initialise(&self, record: &BirthRecord) -> Result<(), NodeError> {
+        let members = record.members.iter().map(|member| {
+            let value = Member {
+                disk: member.disk,
+                peer_addr: member.peer_addr.clone(),
+                client_addr: member.client_addr.clone(),
+            };
+            (member.node.0, value)
+        });
+        let members: std::collections::BTreeMap<_, _> = members.collect();
+        for shard in &self.shards {
+            shard.group().initialize(members.clone()).await.map_err(NodeError::internal)?;
+        }
+        Ok(())
+    }
+
+    async fn serve(&self, inbox: &mut Inbox<ToCore>, early: Vec<ToCore>) {
+        early.into_iter().for_each(|message| self.take(message));
+        while let Some(message) = inbox.recv().await {
+            if matches!(message, ToCore::Stop) {
+                return;
+            }
+            self.take(message);
+        }
+    }
+
+    fn take(&self, message: ToCore) {
+        match message {
+            ToCore::Client(socket) => {
+                let (reader, writer) = adopt(socket);
+                let serve = Rc::clone(&self.connections).serve::<Production>(
+                    Rc::clone(&self.front) as _,
+                    reader,
+                    writer,
+                    OsClock,
+                );
+                drop(Rt::spawn(serve));
+            }
+            ToCore::Peer(socket) => serve_peer(&self.peers, socket),
+            ToCore::Founded(_) | ToCore::Stop => {}
+        }
+    }
+
+    /// Hands leadership over, seals the log. Requests are refused from the start, so that clients
+    /// go on elsewhere.
+    async fn stop(&self) -> Result<(), NodeError> {
+        self.shards.iter().for_each(|shard| shard.stop());
+        let hand_over = async {
+            for shard in &self.shards {
+                if shard.group().leadership().is_some() && self.router.members().len() > 1 {
+                    let moved = shard.group().transfer(None).await;
+                    if let Err(error) = moved {
+                        tracing::warn!(shard = shard.id().0, "leadership not handed over: {error}");
+                    }
+                }
+            }
+        };
+        if Rt::timeout(STOP_TIMEOUT, hand_over).await.is_err() {
+            tracing::warn!("leadership not handed over in time");
+        }
+        self.connections.refuse_all(ErrorCode::SHUTTING_DOWN);
+        for shard in &self.shards {
+            shard.group().shutdown().await;
+        }
+        self.wal.close().await.map_err(|error| NodeError::Storage(error.to_string()))
+    }
+}
+
+/// A failed log ends the process: nothing may be acknowledged, voted or renewed any more.
+async fn end_on_failure(wal: Wal<Production>) {
+    let failure = wal.until_failed().await;
+    tracing::error!("the write-ahead log failed, stopping: {failure}");
+    std::process::exit(i32::from(Exit::StorageFailed.code()));
+}
+
+/// A stopped engine answers nobody; a restart begins from what is on disk.
+async fn end_on_engine_failure(shard: Rc<Shard<Production>>) {
+    let reason = shard.group().failed().await;
+    if shard.is_stopping() {
+        return;
+    }
+    tracing::error!(shard = shard.id().0, "the Raft engine stopped, stopping: {reason}");
+    std::process::exit(i32::from(Exit::Internal.code()));
+}
+
+async fn hops(router: Rc<Router<Production>>, mut mailbox: Mailbox<Hop>) {
+    while let Some((_from, hop)) = mailbox.recv().await {
+        router.hopped(hop);
+    }
+}

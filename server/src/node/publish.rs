@@ -1,0 +1,101 @@
+//! Figures and health: what a core and its shards show, copied out a few times a second.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_protocol::ids::NodeId;
+use openraft::AsyncRuntime;
+
+use super::Production;
+use crate::admin::{CoreHandle, Counter, Distribution, Gauge, Metrics, ShardReport};
+use crate::env::Env;
+use crate::net::{Connections, Router};
+use crate::rt::executor::CoreGauges;
+use crate::shard::Shard;
+use crate::wal::Wal;
+
+/// How often a core reports.
+const EVERY: Duration = Duration::from_millis(250);
+
+const NS_PER_US: u64 = 1_000;
+
+/// Reports, as long as the core lives. One task.
+pub(super) async fn run(
+    metrics: CoreHandle,
+    router: Rc<Router<Production>>,
+    connections: Rc<Connections>,
+    wal: Wal<Production>,
+) {
+    // The last known leader of each shard.
+    let mut leaders = Vec::new();
+    loop {
+        let shards: Vec<_> = router.shards().cloned().collect();
+        publish_shards(&metrics, &shards, &mut leaders);
+        publish_wal(&metrics, &wal);
+        metrics.set(Gauge::ConnectionsClient, connections.len() as i64);
+        metrics.follow(Counter::AcceptedClient, connections.accepted());
+        router.tell_leaders();
+        <Production as Env>::Rt::sleep(EVERY).await;
+    }
+}
+
+fn publish_shards(
+    metrics: &CoreHandle,
+    shards: &[Rc<Shard<Production>>],
+    leaders: &mut Vec<NodeId>,
+) {
+    let (mut leases, mut holds, mut waiters) = (0, 0, 0);
+    leaders.resize(shards.len(), NodeId(0));
+    for (shard, last_leader) in shards.iter().zip(leaders.iter_mut()) {
+        let raft = shard.group().status();
+        let leader = shard.group().leader_hint();
+        let state = shard.state().borrow();
+        leases += state.leases_len();
+        holds += shard.holds_len();
+        waiters += shard.waiters_len();
+        let report = ShardReport {
+            leader,
+            leads: shard.group().leadership().is_some(),
+            term: raft.term,
+            applied_revision: state.revision().0,
+            behind: raft.last_index.saturating_sub(raft.applied_index),
+            begun: state.begun(),
+        };
+        metrics.health().report(shard.id().0, &report);
+        if let Some(leader) = leader.filter(|leader| leader != last_leader) {
+            if *last_leader != NodeId(0) {
+                metrics.count(Counter::LeaderChanges);
+            }
+            *last_leader = leader;
+        }
+    }
+    metrics.set(Gauge::Leases, leases as i64);
+    metrics.set(Gauge::Holds, holds as i64);
+    metrics.set(Gauge::Waiters, waiters as i64);
+}
+
+fn publish_wal(metrics: &CoreHandle, wal: &Wal<Production>) {
+    let wal = wal.metrics();
+    metrics.follow(Counter::WalSyncs, wal.syncs);
+    metrics.follow(Counter::WalBytes, wal.stored_bytes);
+    metrics.follow_distribution(Distribution::WalSync, &wal.sync_micros, NS_PER_US);
+    metrics.set(Gauge::WalSegments, wal.segments as i64);
+    if let Some(amplification) = wal.write_amplification {
+        metrics.set(Gauge::WalWriteAmplification, (amplification * 1_000.0) as i64);
+    }
+}
+
+/// Publishes each core's longest gap between two turns of its loop; a thread of its own, because
+/// a stalled core cannot.
+pub(super) fn watch_stalls(gauges: Vec<Arc<CoreGauges>>, metrics: Arc<Metrics>) {
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(Duration::from_secs(1));
+            for (core, gauges) in gauges.iter().enumerate() {
+                let gap = gauges.take_longest_gap().as_nanos();
+                metrics.handle(core as u32).set(Gauge::ReactorStall, gap as i64);
+            }
+        }
+    });
+}

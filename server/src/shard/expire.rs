@@ -1,0 +1,252 @@
+//! Ending what is over: leases, waits beyond their limit, forced holds (G3, DESIGN §5).
+//!
+//! Expiry is a command of the log, conditional on this very leadership, proposed only after a
+//! confirmed round that began after deadline + pad. From then on the lease is not renewed until a
+//! definite refusal; an unknown outcome needs no retry, since either the entry is applied or this
+//! leadership, and with it the mark, is over.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use leasehold_protocol::command::Command;
+use leasehold_protocol::error::{ErrorClass, ErrorCode};
+use leasehold_protocol::event::{Event, EventKind};
+use leasehold_protocol::ids::{LeaseId, Token};
+use openraft::AsyncRuntime;
+
+use super::{Shard, TIMEOUT_MS_DEFAULT};
+use crate::env::{Clock, Env};
+use crate::lease::{CoreWheel, Due, Timer, TimerKind};
+use crate::raft::Leadership;
+
+/// A loop that comes this much late counts as a stall of the leader.
+const STALL_MIN: Duration = Duration::from_millis(250);
+/// How long after a wait's own limit the server ends it: the client's cancel comes first.
+const WAIT_GRACE: Duration = Duration::from_millis(1_000);
+/// When a refused proposal is tried again.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
+/// Leases expired after one confirmed round; also how many are walked at once at a take-over.
+const CHUNK_LEN: usize = 128;
+
+impl<E: Env> Shard<E> {
+    /// Follows this node's leadership, as long as the shard lives. One task.
+    pub async fn run_leadership(self: Rc<Self>, token_base: Token) {
+        loop {
+            let leadership = self.group.leadership();
+            if leadership != self.leading.get() {
+                self.leases.borrow_mut().end();
+                self.leading.set(leadership);
+                if let Some(leadership) = leadership {
+                    self.take_over(leadership, token_base);
+                }
+            }
+            self.group.leadership_changed().await;
+        }
+    }
+
+    fn take_over(self: &Rc<Self>, leadership: Leadership, token_base: Token) {
+        self.leases.borrow_mut().begin(self.clock.now());
+        tracing::info!(shard = self.id.0, term = leadership.term, "leads");
+        if !self.state.borrow().begun() {
+            self.propose_internal(Command::Begin { token_base }, |_| {});
+        }
+        let shard = Rc::clone(self);
+        let _detached = E::Rt::spawn(async move { shard.walk(leadership).await });
+    }
+
+    /// Puts wheel entries for what this leadership inherited, without holding the core: no lease
+    /// ends before its TTL, so there is time.
+    async fn walk(self: Rc<Self>, leadership: Leadership) {
+        let now = self.clock.now();
+        let (waits, forced) = {
+            let state = self.state.borrow();
+            let waits: Vec<_> = state.waits().collect();
+            let forced: Vec<_> =
+                state.forced_pending().map(|(k, t, l)| (k.to_owned(), t, l)).collect();
+            (waits, forced)
+        };
+        for (lease, number, wait_ms) in waits.into_iter().filter(|(_, _, ms)| *ms != u32::MAX) {
+            let at = now.after(Duration::from_millis(u64::from(wait_ms)) + WAIT_GRACE);
+            self.wheel.insert(at, self.timer(TimerKind::Wait(lease, number)));
+        }
+        for (key, token, lease) in forced {
+            self.insert_forced(key.into_bytes(), token, lease);
+        }
+        let mut after = LeaseId(0);
+        while self.leads() == Some(leadership) {
+            let chunk: Vec<_> = self.state.borrow().leases_after(after).take(CHUNK_LEN).collect();
+            let Some((last, _)) = chunk.last() else { return };
+            after = *last;
+            for (lease, ttl_ms) in chunk {
+                self.insert_lease(lease, ttl_ms);
+            }
+            E::Rt::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn timer(&self, kind: TimerKind) -> Timer {
+        Timer { shard: self.id, epoch: self.leases.borrow().epoch(), kind }
+    }
+
+    fn insert_lease(&self, lease: LeaseId, ttl_ms: u32) {
+        let at = self.leases.borrow().ends_at(lease, ttl_ms);
+        self.wheel.insert(at, self.timer(TimerKind::Lease(lease)));
+    }
+
+    fn insert_forced(&self, key: Vec<u8>, token: Token, lease: LeaseId) {
+        let Some(ttl_ms) = self.state.borrow().lease(lease).map(|lease| lease.ttl_ms()) else {
+            return;
+        };
+        let at = self.leases.borrow().ends_at(lease, ttl_ms);
+        self.wheel.insert(at, self.timer(TimerKind::Forced(key, token)));
+    }
+
+    /// Keeps table and wheel in step with what was applied.
+    pub(super) fn follow_leases(&self, events: &[Event]) {
+        let leading = self.leading.get().is_some();
+        for event in events {
+            match &event.kind {
+                EventKind::LeaseEnded { lease, .. } => self.leases.borrow_mut().remove(*lease),
+                EventKind::LeaseOpened { lease, ttl_ms } if leading => {
+                    self.leases.borrow_mut().extend(*lease, self.clock.now());
+                    self.insert_lease(*lease, *ttl_ms);
+                }
+                EventKind::Queued { lease, number, wait_ms, .. }
+                    if leading && *wait_ms != u32::MAX =>
+                {
+                    let wait = Duration::from_millis(u64::from(*wait_ms)) + WAIT_GRACE;
+                    let at = self.clock.now().after(wait);
+                    self.wheel.insert(at, self.timer(TimerKind::Wait(*lease, *number)));
+                }
+                EventKind::ForcedPending { key, lease, token, .. } if leading => {
+                    self.insert_forced(key.clone(), *token, *lease);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Handles wheel entries that came up.
+    pub fn due(self: &Rc<Self>, timers: Vec<Timer>) {
+        let Some(leadership) = self.leads() else { return };
+        let epoch = self.leases.borrow().epoch();
+        let mut over = Vec::new();
+        for timer in timers.into_iter().filter(|timer| timer.epoch == epoch) {
+            match timer.kind {
+                TimerKind::Lease(lease) => over.extend(self.over(lease)),
+                TimerKind::Wait(lease, number) => {
+                    let command = Command::TimeOut { lease, number };
+                    self.propose_timer(command, TimerKind::Wait(lease, number));
+                }
+                TimerKind::Forced(key, token) => {
+                    let command = Command::EndForced { key: key.clone(), token };
+                    self.propose_timer(command, TimerKind::Forced(key, token));
+                }
+            }
+        }
+        if !over.is_empty() {
+            let shard = Rc::clone(self);
+            let _detached = E::Rt::spawn(async move { shard.expire(leadership, over).await });
+        }
+    }
+
+    /// The lease and its TTL if it may be expired now; else its entry is put back, or dropped.
+    fn over(&self, lease: LeaseId) -> Option<(LeaseId, u32)> {
+        let ttl_ms = self.state.borrow().lease(lease)?.ttl_ms();
+        let due = self.leases.borrow().due(lease, ttl_ms, self.clock.now());
+        match due {
+            Due::Now => Some((lease, ttl_ms)),
+            Due::Proposed => None,
+            Due::Later(at) => {
+                self.wheel.insert(at, self.timer(TimerKind::Lease(lease)));
+                None
+            }
+        }
+    }
+
+    async fn expire(self: Rc<Self>, leadership: Leadership, over: Vec<(LeaseId, u32)>) {
+        for chunk in over.chunks(CHUNK_LEN) {
+            let began = self.clock.now();
+            let confirmed = self.confirmed(leadership, TIMEOUT_MS_DEFAULT).await;
+            let took = self.clock.now().since(began);
+            if took >= STALL_MIN {
+                // While no round could be confirmed, no client could renew: that time is not
+                // held against them.
+                self.stalled(took);
+            }
+            // Renewals that the same round served go first.
+            E::Rt::sleep(Duration::from_millis(1)).await;
+            for (lease, _) in chunk {
+                if confirmed.is_err() {
+                    self.retry_lease(*lease);
+                } else if self.leads() == Some(leadership) && self.over(*lease).is_some() {
+                    self.propose_expiry(*lease);
+                }
+            }
+        }
+    }
+
+    fn propose_expiry(self: &Rc<Self>, lease: LeaseId) {
+        self.leases.borrow_mut().mark_expiring(lease);
+        let shard = Rc::clone(self);
+        let epoch = self.leases.borrow().epoch();
+        self.propose_internal(Command::Expire { lease }, move |outcome| {
+            if definitely_refused(outcome.err()) && shard.leases.borrow().epoch() == epoch {
+                shard.leases.borrow_mut().clear_expiring(lease);
+                shard.retry_lease(lease);
+            }
+        });
+    }
+
+    fn retry_lease(&self, lease: LeaseId) {
+        let at = self.clock.now().after(RETRY_AFTER);
+        self.wheel.insert(at, self.timer(TimerKind::Lease(lease)));
+    }
+
+    fn propose_timer(self: &Rc<Self>, command: Command, kind: TimerKind) {
+        let shard = Rc::clone(self);
+        let epoch = self.leases.borrow().epoch();
+        self.propose_internal(command, move |outcome| {
+            if definitely_refused(outcome.err()) && shard.leases.borrow().epoch() == epoch {
+                let at = shard.clock.now().after(RETRY_AFTER);
+                shard.wheel.insert(at, shard.timer(kind));
+            }
+        });
+    }
+
+    /// This leader could not serve for a while: its clients get that time back.
+    pub fn stalled(&self, stall: Duration) {
+        self.leases.borrow_mut().add_stall(stall);
+    }
+}
+
+fn definitely_refused(error: Option<ErrorCode>) -> bool {
+    error.is_some_and(|code| code.class() != ErrorClass::Unknown)
+}
+
+/// Turns a core's wheel, as long as the core lives. One task.
+pub async fn run_wheel<E: Env>(wheel: CoreWheel, shards: Vec<Rc<Shard<E>>>, clock: E::Clock) {
+    const TICK: Duration = Duration::from_millis(25);
+    const IDLE_TICK: Duration = Duration::from_millis(100);
+    let mut due = Vec::new();
+    loop {
+        let tick = if wheel.is_empty() { IDLE_TICK } else { TICK };
+        let planned = clock.now().after(tick);
+        E::Rt::sleep(tick).await;
+        let now = clock.now();
+        let late = now.since(planned);
+        if late >= STALL_MIN {
+            // Input that queued up meanwhile is served before anybody is expired.
+            shards.iter().for_each(|shard| shard.stalled(late));
+            continue;
+        }
+        wheel.advance(now, &mut due);
+        for shard in &shards {
+            let (mine, rest): (Vec<_>, Vec<_>) =
+                due.drain(..).partition(|timer| timer.shard == shard.id());
+            due = rest;
+            shard.due(mine);
+        }
+        due.clear();
+    }
+}

@@ -1,0 +1,216 @@
+//! One shard on one node: takes requests, batches commands into the log, forwards what another
+//! node leads, and keeps leases alive while it leads.
+//!
+//! Owns batching, leadership, deadlines and the read barrier. Never looks inside Raft or the WAL,
+//! never decides who holds a key: `leasehold_core::State` does, in `apply`.
+//!
+//! Invariants:
+//! - A request gets one final answer, by its deadline at the latest.
+//! - Nothing that depends on the present (a renewal, a linearizable read, a dead lease) is answered
+//!   without a confirmed round that began after the request was read from its socket.
+
+mod batch;
+mod count;
+mod expire;
+mod forward;
+mod propose;
+mod read;
+mod renew;
+mod waits;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use leasehold_core::State;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::Event;
+use leasehold_protocol::ids::{NodeId, ShardId};
+use leasehold_protocol::request::Request;
+
+use self::batch::{Pending, Slot};
+use self::count::{Totals, count_events};
+pub use self::expire::run_wheel;
+pub use self::forward::FORWARD_KIND;
+use self::waits::Waits;
+use crate::admin::{CoreHandle, Counter};
+use crate::env::{Clock, Env, MonoTime};
+use crate::lease::{CoreWheel, LeaseTable};
+use crate::net::ReplyTo;
+use crate::raft::{Group, Leadership, Peers};
+use crate::rt::channels::Notify;
+
+/// A request waits at most this long, whatever it asks for.
+pub const TIMEOUT_MS_MAX: u32 = 60_000;
+/// How long a request that names no time waits.
+pub const TIMEOUT_MS_DEFAULT: u32 = 5_000;
+
+/// Where a request came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A client of this node: what this node does not lead is forwarded.
+    Client,
+    /// A peer that forwarded it here: never forwarded again.
+    Peer,
+    /// Another core of this node, about that core alone.
+    Core,
+}
+
+/// What all shards of a core share.
+#[derive(Clone)]
+pub struct ShardCore<E: Env> {
+    /// Number of shards of the cluster.
+    pub shards_total: u32,
+    /// Time.
+    pub clock: E::Clock,
+    /// The core's wheel.
+    pub wheel: CoreWheel,
+    /// The core's figures.
+    pub metrics: CoreHandle,
+}
+
+/// One shard on one node.
+pub struct Shard<E: Env> {
+    id: ShardId,
+    group: Rc<Group<E>>,
+    state: Rc<RefCell<State>>,
+    peers: Rc<Peers<E>>,
+    clock: E::Clock,
+    wheel: CoreWheel,
+    leases: RefCell<LeaseTable>,
+    waits: RefCell<Waits>,
+    pending: RefCell<Pending>,
+    /// Slots of the proposals under way.
+    proposed: RefCell<BTreeMap<u64, Vec<Slot>>>,
+    next_proposal: Cell<u64>,
+    work: Notify,
+    /// The leadership whose leases run here.
+    leading: Cell<Option<Leadership>>,
+    stopping: Cell<bool>,
+    shards_total: u32,
+    metrics: CoreHandle,
+    totals: Totals,
+}
+
+impl<E: Env> Shard<E> {
+    /// A shard over its opened Raft group. `run` must be driven for it to work.
+    pub fn new(
+        id: ShardId,
+        group: Rc<Group<E>>,
+        state: Rc<RefCell<State>>,
+        peers: Rc<Peers<E>>,
+        core: ShardCore<E>,
+    ) -> Rc<Self> {
+        let ShardCore { shards_total, clock, wheel, metrics } = core;
+        let totals = Totals::default();
+        totals.recount(&state.borrow());
+        Rc::new(Self {
+            id,
+            group,
+            state,
+            peers,
+            clock,
+            wheel,
+            leases: RefCell::default(),
+            waits: RefCell::default(),
+            pending: RefCell::default(),
+            proposed: RefCell::default(),
+            next_proposal: Cell::new(0),
+            work: Notify::new(),
+            leading: Cell::new(None),
+            stopping: Cell::new(false),
+            shards_total,
+            metrics,
+            totals,
+        })
+    }
+
+    /// This shard's id.
+    pub fn id(&self) -> ShardId {
+        self.id
+    }
+
+    /// Its Raft group.
+    pub fn group(&self) -> &Rc<Group<E>> {
+        &self.group
+    }
+
+    /// Its state, as this node has applied it.
+    pub fn state(&self) -> &Rc<RefCell<State>> {
+        &self.state
+    }
+
+    /// Takes one request; its answer goes to `to`, now or later.
+    pub fn submit(self: &Rc<Self>, request: Request, to: ReplyTo, origin: Origin) {
+        if self.stopping.get() {
+            return to.error(ErrorCode::SHUTTING_DOWN, self.leader());
+        }
+        match request {
+            Request::Command(request) => self.command(request, to, origin),
+            Request::Renew(request) => self.renew(request, to, origin),
+            Request::Get(_) | Request::List(_) | Request::Sessions(_) | Request::Holds(_) => {
+                self.read(request, to, origin);
+            }
+            Request::Transfer(request) => self.transfer(request, to, origin),
+            Request::Hello(_) | Request::Status(_) | Request::Ping => {
+                to.error(ErrorCode::UNKNOWN_KIND, NodeId(0));
+            }
+        }
+    }
+
+    /// Refuses new requests from now on.
+    pub fn stop(&self) {
+        self.stopping.set(true);
+    }
+
+    /// New requests are refused.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.get()
+    }
+
+    /// What `apply` did: wakes waiters, keeps the lease table, feeds the counters.
+    pub fn applied(&self, events: &[Event]) {
+        count_events(&self.metrics, events);
+        self.totals.follow(events);
+        self.waits.borrow_mut().applied(events);
+        self.follow_leases(events);
+    }
+
+    /// A snapshot replaced the state: events were skipped.
+    pub fn installed(&self) {
+        self.metrics.count(Counter::SnapshotsInstalled);
+        self.totals.recount(&self.state.borrow());
+        self.waits.borrow_mut().resync();
+    }
+
+    /// Holds of this shard.
+    pub fn holds_len(&self) -> usize {
+        self.totals.holds()
+    }
+
+    /// Queued acquires of this shard.
+    pub fn waiters_len(&self) -> usize {
+        self.totals.waiters()
+    }
+
+    /// The leader as this node knows it, `NodeId(0)` if unknown.
+    fn leader(&self) -> NodeId {
+        self.group.leader_hint().unwrap_or(NodeId(0))
+    }
+
+    /// The leadership under which this node may answer for the shard.
+    fn leads(&self) -> Option<Leadership> {
+        let leadership = self.group.leadership()?;
+        (self.leading.get() == Some(leadership)).then_some(leadership)
+    }
+
+    fn deadline(&self, timeout_ms: u32) -> MonoTime {
+        self.clock.now().after(Self::timeout(timeout_ms))
+    }
+
+    fn timeout(timeout_ms: u32) -> Duration {
+        let timeout_ms = if timeout_ms == 0 { TIMEOUT_MS_DEFAULT } else { timeout_ms };
+        Duration::from_millis(u64::from(timeout_ms.min(TIMEOUT_MS_MAX)))
+    }
+}

@@ -1,0 +1,203 @@
+//! From a command to its outcome: pending, one entry of the log, answers.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use leasehold_core::Batch as EntryBatch;
+use leasehold_protocol::command::Command;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::NodeId;
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::request::CommandRequest;
+use leasehold_protocol::shard::shard_of;
+use openraft::AsyncRuntime;
+
+use super::batch::{Batch, PROPOSALS_MAX, Slot, Waiting};
+use super::{Origin, Shard};
+use crate::admin::{Counter, Distribution};
+use crate::env::{Clock, Env};
+use crate::net::{ReplyTo, error};
+use crate::raft::{EntryData, Leadership, ProposeError};
+
+/// How often overdue requests are looked for while there are any.
+const SWEEP_EVERY: Duration = Duration::from_millis(50);
+
+impl<E: Env> Shard<E> {
+    /// A client's command, here or at the leader.
+    pub(super) fn command(self: &Rc<Self>, request: CommandRequest, to: ReplyTo, origin: Origin) {
+        if let Err(code) = self.admit(&request) {
+            return to.error(code, NodeId(0));
+        }
+        let wait = match (&request.command, origin) {
+            (Command::Acquire { caller, wait_ms, .. }, Origin::Client) if *wait_ms > 0 => {
+                let registered =
+                    self.waits.borrow_mut().register(caller.lease, caller.number, to.clone());
+                if registered.is_none() {
+                    return self.busy(&to);
+                }
+                registered
+            }
+            _ => None,
+        };
+        let deadline = self.deadline(request.timeout_ms);
+        let slot = Slot { waiting: Some(Waiting::Request { to, wait }), deadline };
+        if self.leads().is_some() {
+            self.push(request.command, slot);
+        } else if origin == Origin::Client && self.group.leader_hint().is_some() {
+            self.forward_command(request, slot);
+        } else {
+            self.refuse(slot, ErrorCode::NOT_LEADER);
+        }
+    }
+
+    /// Proposes a command of the leader's own; `done` hears its outcome or why there is none.
+    pub(super) fn propose_internal(
+        self: &Rc<Self>,
+        command: Command,
+        done: impl FnOnce(Result<Outcome, ErrorCode>) + 'static,
+    ) {
+        let deadline = self.deadline(super::TIMEOUT_MS_MAX);
+        let slot = Slot { waiting: Some(Waiting::Internal(Box::new(done))), deadline };
+        self.push(command, slot);
+    }
+
+    fn admit(&self, request: &CommandRequest) -> Result<(), ErrorCode> {
+        let key = match &request.command {
+            Command::Acquire { key, .. }
+            | Command::Release { key, .. }
+            | Command::ReleaseOwn { key, .. }
+            | Command::ForceRelease { key, .. } => key,
+            Command::Open { .. } | Command::Cancel { .. } | Command::Close { .. } => return Ok(()),
+            Command::Begin { .. }
+            | Command::Expire { .. }
+            | Command::EndForced { .. }
+            | Command::TimeOut { .. } => return Err(ErrorCode::INTERNAL_COMMAND),
+        };
+        let ours = shard_of(key, self.shards_total) == self.id;
+        if ours { Ok(()) } else { Err(ErrorCode::WRONG_SHARD) }
+    }
+
+    fn push(self: &Rc<Self>, command: Command, slot: Slot) {
+        let pushed = self.pending.borrow_mut().push(command, slot);
+        match pushed {
+            Ok(()) => self.work.notify_one(),
+            Err(slot) => self.refuse(slot, ErrorCode::BUSY),
+        }
+    }
+
+    /// Proposes what waits, as long as the shard lives. One task.
+    pub async fn run_proposals(self: Rc<Self>) {
+        loop {
+            self.work.notified().await;
+            self.propose_pending();
+        }
+    }
+
+    fn propose_pending(self: &Rc<Self>) {
+        while self.proposed.borrow().len() < PROPOSALS_MAX {
+            let batch = self.pending.borrow_mut().take();
+            if batch.commands.is_empty() {
+                return;
+            }
+            match self.leads() {
+                Some(leadership) => self.propose(leadership, batch),
+                None => batch.slots.into_iter().for_each(|s| self.refuse(s, ErrorCode::NOT_LEADER)),
+            }
+        }
+    }
+
+    fn propose(self: &Rc<Self>, leadership: Leadership, batch: Batch) {
+        let Batch { commands, slots } = batch;
+        self.metrics.count(Counter::BatchesProposed);
+        self.metrics.record(Distribution::BatchCommands, commands.len() as u64);
+        let began = self.clock.now();
+        let entry = EntryBatch { wall_ms: self.clock.wall_ms(), commands };
+        let proposal = self.next_proposal.get();
+        self.next_proposal.set(proposal + 1);
+        self.proposed.borrow_mut().insert(proposal, slots);
+        let entry = EntryData::from(entry.encode());
+        let shard = Rc::clone(self);
+        let _detached = E::Rt::spawn(async move {
+            let outcome = shard.group.propose(leadership, entry).await;
+            let slots = shard.proposed.borrow_mut().remove(&proposal).unwrap_or_default();
+            shard.work.notify_one();
+            let took = shard.clock.now().since(began);
+            shard.metrics.record(Distribution::Commit, took.as_nanos() as u64);
+            shard.settle(slots, outcome);
+        });
+    }
+
+    fn settle(&self, slots: Vec<Slot>, outcome: Result<Vec<Outcome>, ProposeError>) {
+        match outcome {
+            Ok(outcomes) => {
+                assert_eq!(slots.len(), outcomes.len(), "one outcome per command");
+                for (slot, outcome) in slots.into_iter().zip(outcomes) {
+                    self.finish(slot, outcome, NodeId(0));
+                }
+            }
+            Err(ProposeError::NotLeader { .. }) => {
+                slots.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::NOT_LEADER));
+            }
+            Err(_) => {
+                slots.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::OUTCOME_UNKNOWN));
+            }
+        }
+    }
+
+    /// Answers a slot with its command's outcome.
+    pub(super) fn finish(&self, slot: Slot, outcome: Outcome, leader: NodeId) {
+        match slot.waiting {
+            None => {}
+            Some(Waiting::Internal(done)) => done(Ok(outcome)),
+            Some(Waiting::Request { to, wait }) => {
+                let wanted =
+                    wait.is_none_or(|wait| self.waits.borrow_mut().settle(wait, Some(&outcome)));
+                if wanted {
+                    to.outcome(outcome, leader);
+                }
+            }
+        }
+    }
+
+    /// Answers a slot with an error.
+    pub(super) fn refuse(&self, slot: Slot, code: ErrorCode) {
+        self.refuse_with(slot, code, self.leader());
+    }
+
+    pub(super) fn refuse_with(&self, slot: Slot, code: ErrorCode, leader: NodeId) {
+        match slot.waiting {
+            None => {}
+            Some(Waiting::Internal(done)) => done(Err(code)),
+            Some(Waiting::Request { to, wait }) => {
+                let wanted = wait.is_none_or(|wait| self.waits.borrow_mut().settle(wait, None));
+                if wanted {
+                    to.error(code, leader);
+                }
+            }
+        }
+    }
+
+    pub(super) fn busy(&self, to: &ReplyTo) {
+        const RETRY_AFTER_MS: u32 = 20;
+        let text = ErrorCode::BUSY.text().to_owned();
+        to.send(&error(ErrorCode::BUSY, text, self.leader(), RETRY_AFTER_MS));
+    }
+
+    /// Answers what is overdue, as long as the shard lives. One task.
+    pub async fn run_deadlines(self: Rc<Self>) {
+        loop {
+            E::Rt::sleep(SWEEP_EVERY).await;
+            let now = self.clock.now();
+            let overdue = self.pending.borrow_mut().take_overdue(now);
+            overdue.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::NO_QUORUM));
+            let mut unknown = Vec::new();
+            for slots in self.proposed.borrow_mut().values_mut() {
+                let late = |slot: &&mut Slot| slot.deadline <= now && slot.waiting.is_some();
+                for slot in slots.iter_mut().filter(late) {
+                    unknown.push(Slot { waiting: slot.waiting.take(), deadline: slot.deadline });
+                }
+            }
+            unknown.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::DEADLINE));
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Reads (G7): at the leader, after a confirmed round; or here and now, marked stale.
+//!
+//! Linearizable reads go to the leader, whatever node was asked, because only the leader knows
+//! how long a lease may still run.
+
+use std::rc::Rc;
+
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{LeaseId, NodeId};
+use leasehold_protocol::limits::PAGE_LEN_MAX;
+use leasehold_protocol::reply::{KeyInfo, KeysReply, Reply, SessionsReply};
+use leasehold_protocol::request::{Freshness, Request, TransferRequest};
+use leasehold_protocol::shard::check_key;
+use openraft::AsyncRuntime;
+
+use super::{Origin, Shard};
+use crate::env::{Clock, Env};
+use crate::net::ReplyTo;
+
+impl<E: Env> Shard<E> {
+    pub(super) fn read(self: &Rc<Self>, request: Request, to: ReplyTo, origin: Origin) {
+        let (freshness, timeout_ms) = match &request {
+            Request::Get(get) => (get.freshness, get.timeout_ms),
+            Request::List(list) => (list.freshness, list.timeout_ms),
+            Request::Sessions(sessions) => (Freshness::Linearizable, sessions.timeout_ms),
+            Request::Holds(holds) => (Freshness::Linearizable, holds.timeout_ms),
+            _ => return to.error(ErrorCode::UNKNOWN_KIND, NodeId(0)),
+        };
+        if freshness == Freshness::Stale {
+            return to.send(&self.look(&request, true));
+        }
+        let Some(leadership) = self.leads() else {
+            if origin == Origin::Client && self.group.leader_hint().is_some() {
+                return self.forward(request, timeout_ms, to);
+            }
+            return to.error(ErrorCode::NOT_LEADER, self.leader());
+        };
+        let shard = Rc::clone(self);
+        let _detached = E::Rt::spawn(async move {
+            match shard.confirmed(leadership, timeout_ms).await {
+                Ok(()) => to.send(&shard.look(&request, false)),
+                Err(code) => to.error(code, shard.leader()),
+            }
+        });
+    }
+
+    /// Reads the applied state.
+    fn look(&self, request: &Request, stale: bool) -> Reply {
+        let state = self.state.borrow();
+        match request {
+            Request::Get(get) => match check_key(&get.key) {
+                Err(code) => refusal(code),
+                Ok(_) => self.keys(vec![state.key_info(&get.key)], false, stale),
+            },
+            Request::List(list) => {
+                let limit = list.limit.clamp(1, PAGE_LEN_MAX);
+                let (keys, more) = state.list(&list.prefix, &list.after, limit as usize);
+                self.keys(keys, more, stale)
+            }
+            Request::Sessions(request) => {
+                let limit = request.limit.clamp(1, PAGE_LEN_MAX);
+                let (mut sessions, more) = state.sessions(request.after, limit as usize);
+                for session in &mut sessions {
+                    session.remaining_ms = Some(self.remaining_ms(session.lease, session.ttl_ms));
+                }
+                Reply::Sessions(SessionsReply { revision: state.revision(), sessions, more })
+            }
+            Request::Holds(request) => match state.lease(request.lease) {
+                None => refusal(ErrorCode::LEASE_DEAD),
+                Some(lease) if !lease.secret_matches(&request.secret) => {
+                    refusal(ErrorCode::BAD_SECRET)
+                }
+                Some(_) => state
+                    .holds(request.lease)
+                    .map_or_else(|| refusal(ErrorCode::LEASE_DEAD), Reply::Holds),
+            },
+            _ => refusal(ErrorCode::UNKNOWN_KIND),
+        }
+    }
+
+    fn keys(&self, mut keys: Vec<KeyInfo>, more: bool, stale: bool) -> Reply {
+        let state = self.state.borrow();
+        if !stale {
+            for holder in keys.iter_mut().flat_map(|key| &mut key.holders) {
+                let ttl_ms = state.lease(holder.lease).map(|lease| lease.ttl_ms());
+                holder.remaining_ms = ttl_ms.map(|ttl_ms| self.remaining_ms(holder.lease, ttl_ms));
+            }
+        }
+        Reply::Keys(KeysReply { shard: self.id, revision: state.revision(), stale, keys, more })
+    }
+
+    fn remaining_ms(&self, lease: LeaseId, ttl_ms: u32) -> u32 {
+        self.leases.borrow().remaining_ms(lease, ttl_ms, self.clock.now())
+    }
+
+    pub(super) fn transfer(self: &Rc<Self>, request: TransferRequest, to: ReplyTo, origin: Origin) {
+        if self.leads().is_none() {
+            if origin == Origin::Client && self.group.leader_hint().is_some() {
+                return self.forward(Request::Transfer(request), request.timeout_ms, to);
+            }
+            return to.error(ErrorCode::NOT_LEADER, self.leader());
+        }
+        let shard = Rc::clone(self);
+        let _detached = E::Rt::spawn(async move {
+            let target = (request.to != NodeId(0)).then_some(request.to);
+            if target.is_some_and(|node| !shard.group.members().contains_key(&node)) {
+                return to.error(ErrorCode::NO_SUCH_NODE, NodeId(0));
+            }
+            let moved = shard.group.transfer(target);
+            match E::Rt::timeout(Self::timeout(request.timeout_ms), moved).await {
+                Ok(Ok(_)) => to.send(&Reply::Transferred),
+                Ok(Err(_)) => to.error(ErrorCode::NO_QUORUM, shard.leader()),
+                Err(_) => to.error(ErrorCode::DEADLINE, shard.leader()),
+            }
+        });
+    }
+}
+
+fn refusal(code: ErrorCode) -> Reply {
+    crate::net::error(code, code.text().to_owned(), NodeId(0), 0)
+}
