@@ -3,13 +3,18 @@
 mod raft_support;
 
 use futures_util::stream::FuturesOrdered;
+use std::cell::RefCell;
+use std::rc::Rc;
+
 use futures_util::{FutureExt, StreamExt};
-use leasehold_protocol::ids::NodeId;
+use leasehold_core::State;
+use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_server::env::Disk;
 use leasehold_server::raft::types::Leadership;
-use leasehold_server::raft::{GroupError, GroupSpec, ProposeError, TransferError};
-use raft_support::{Cluster, member, opening, run, until};
+use leasehold_server::raft::{Group, GroupError, GroupSpec, ProposeError, TransferError};
+use leasehold_server::wal::Recovered;
+use raft_support::{CLUSTER, Cluster, Seen, SimEnv, member, opening, run, until};
 
 #[test]
 fn three_nodes_elect_and_replicate() {
@@ -309,6 +314,81 @@ fn a_connected_majority_elects_a_leader_past_the_old_one() {
         let took = (cluster.world.now_ns() - before) / 1_000_000;
         assert!(took < 10_000, "{took} ms");
         cluster.net.heal_all();
+        cluster.agree().await;
+    });
+}
+
+/// A second shard of a running node, on the same WAL, disk and connections.
+async fn second_shard(cluster: &Cluster, node: u64) -> (Rc<Group<SimEnv>>, Rc<RefCell<State>>) {
+    let shard = ShardId(1);
+    let running = cluster.running(node);
+    let disk = cluster.machine(node).disk.borrow().clone();
+    let state = Rc::new(RefCell::new(State::new(shard)));
+    let spec = GroupSpec::new(CLUSTER, shard, NodeId(node));
+    let wal = running.wal.shard(shard);
+    let seen = Rc::new(Seen::default());
+    let recovered = Recovered::default();
+    let opening = Group::open(spec, wal, recovered, disk, running.peers, state.clone(), seen);
+    let opened = cluster.world.spawn_in(cluster.machine(node).domain, opening).await;
+    (opened.expect("nobody kills it").expect("it is new"), state)
+}
+
+#[test]
+fn shards_share_a_log_and_connections_and_nothing_else() {
+    run(11, async {
+        let cluster = Cluster::formed(3).await;
+        let mut second = Vec::new();
+        for node in 1..=3 {
+            second.push(second_shard(&cluster, node).await);
+        }
+        let members = (1..=3).map(|node| (node, member(node))).collect();
+        second[1].0.initialize(members).await.expect("node 2 is a member");
+        until("the second shard has a leader", || {
+            second.iter().any(|(group, _)| group.leadership().is_some())
+        })
+        .await;
+        let leads = |(group, _): &&(Rc<Group<SimEnv>>, _)| group.leadership().is_some();
+        let (group, state) = second.iter().find(leads).expect("there is one");
+        let leadership = group.leadership().expect("it leads");
+        for secret in 0..50 {
+            let both = (cluster.open_lease(secret), group.propose(leadership, opening(secret)));
+            let (first, second) = futures_util::future::join(both.0, both.1).await;
+            assert!(second.is_ok() && (secret == 0) == matches!(first, Outcome::Refused { .. }));
+        }
+        assert_eq!(group.confirm(leadership).await, Ok(()));
+        cluster.agree().await;
+        until("the second shard agrees", || {
+            second.iter().all(|(_, other)| other.borrow().digest() == state.borrow().digest())
+        })
+        .await;
+        assert_eq!(state.borrow().leases_len(), 49);
+        // One shard moves its leadership, the other stays where it is.
+        let (leader, before) = cluster.leader().await;
+        let moved = second.iter().find(leads).expect("there is one").0.transfer(None).await;
+        assert!(moved.is_ok(), "{moved:?}");
+        assert_eq!(cluster.leader().await, (leader, before));
+    });
+}
+
+#[test]
+fn a_group_that_is_shut_down_answers_nobody_and_harms_nobody() {
+    run(12, async {
+        let cluster = Cluster::formed(3).await;
+        cluster.open_lease(0).await;
+        let (leader, leadership) = cluster.leader().await;
+        let group = cluster.group(leader);
+        let mut pending = Box::pin(group.propose(leadership, opening(1)));
+        assert!((&mut pending).now_or_never().is_none());
+        group.shutdown().await;
+        let ended = pending.await;
+        assert!(ended.is_ok() || ended == Err(ProposeError::Unknown), "{ended:?}");
+        assert_eq!(group.leadership(), None);
+        let refused = group.propose(leadership, opening(2)).await;
+        assert!(matches!(refused, Err(ProposeError::NotLeader { .. })), "{refused:?}");
+        cluster.leader_but(leader).await;
+        cluster.kill(leader);
+        cluster.open_lease(3).await;
+        cluster.start(leader).await.unwrap();
         cluster.agree().await;
     });
 }

@@ -96,6 +96,7 @@ impl<E: Env> Machine<E> {
     fn replace(&mut self, meta: &SnapshotMeta, state: State) {
         self.state.replace(state);
         self.applied = meta.last_log_id;
+        meta.last_log_id.iter().for_each(|last| self.rounds.applied(last));
         self.membership = meta.last_membership.clone();
         self.log.snapshot_membership(&self.membership);
         self.progress.since_snapshot.set(0);
@@ -148,7 +149,7 @@ impl<E: Env> RaftStateMachine<RaftTypes<E>> for Machine<E> {
         let mut turn = 0;
         while let Some(next) = entries.next().await {
             let (entry, responder) = next?;
-            let leader = entry.log_id.leader_id;
+            let at = entry.log_id;
             let applied = self.apply_entry(entry)?;
             turn += applied.0.len();
             let any = !applied.0.is_empty();
@@ -158,7 +159,7 @@ impl<E: Env> RaftStateMachine<RaftTypes<E>> for Machine<E> {
             if any {
                 self.sink.applied(&self.state.borrow(), &self.events);
             }
-            self.rounds.applied(&leader);
+            self.rounds.applied(&at);
             if turn >= COMMANDS_PER_TURN {
                 turn = 0;
                 RaftTypes::<E>::yield_now().await;

@@ -159,7 +159,7 @@ impl<E: Env> Client<E> {
             entries: rpc.entries.iter().map(convert::log_entry).collect(),
         };
         let bytes = request.entries.iter().map(bytes_of).sum();
-        let stamp = self.rounds.stamp(self.target, &rpc.vote);
+        let stamp = self.rounds.stamp(self.target, &rpc.vote, rpc.leader_commit.as_ref());
         let answer = self.send(class, peer::APPEND, Some(stamp.clone()), &request).await;
         let answer = answer.map_err(|error| rpc_error(&error))?;
         Ok(Sent { previous: rpc.prev_log_id, last, bytes, stamp, answer })

@@ -7,6 +7,10 @@
 //! a clock, and nothing is taken from the engine's own bookkeeping of acknowledgements, which can
 //! credit the answer to an earlier request to a later one.
 //!
+//! A confirmed number also means that whatever any node may have told a client before is applied here:
+//! a follower learns what is committed from this leader's frames alone, so what they announced when
+//! the number was taken is waited for.
+//!
 //! Invariants:
 //! - Every voter of a confirming quorum had granted no other leader when it accepted, and it
 //!   accepted after the number was taken. So any later leader is elected after that moment.
@@ -25,13 +29,14 @@ use std::task::{Poll, Waker};
 use leasehold_protocol::ids::NodeId;
 
 use super::signal::Signal;
-use super::types::{LeaderId, Leadership, Vote};
+use super::types::{LeaderId, Leadership, LogId, Vote};
 
 /// The rounds of one group on this node, and with them what it knows of its own leadership.
 pub(crate) struct Rounds {
     me: u64,
     inner: RefCell<Inner>,
     changed: Signal,
+    progress: Signal,
 }
 
 #[derive(Default)]
@@ -47,6 +52,10 @@ struct Inner {
     voters: Vec<BTreeSet<u64>>,
     /// The last number taken.
     last: u64,
+    /// The highest index that a frame of this leadership said is committed.
+    announced: u64,
+    /// The last index applied here.
+    applied: u64,
     targets: BTreeMap<u64, Target>,
     waiters: BTreeMap<u64, Waker>,
     driver: Option<Waker>,
@@ -72,7 +81,8 @@ impl Rounds {
     pub(crate) fn new(me: NodeId, recovered: Option<&Vote>) -> Rc<Self> {
         let asked = recovered.map(|vote| vote.leader_id);
         let inner = RefCell::new(Inner { asked, ..Inner::default() });
-        Rc::new(Self { me: me.0, inner, changed: Signal::default() })
+        let (changed, progress) = (Signal::default(), Signal::default());
+        Rc::new(Self { me: me.0, inner, changed, progress })
     }
 
     /// The log storage is asked to save `vote`. Must come before the WAL hears of it.
@@ -96,23 +106,27 @@ impl Rounds {
 
     fn end(&self, mut inner: RefMut<'_, Inner>) {
         inner.established = false;
+        inner.announced = 0;
         inner.targets.clear();
         let waiters = std::mem::take(&mut inner.waiters);
         let woken = waiters.into_values().chain(inner.driver.take()).collect::<Vec<_>>();
         drop(inner);
         woken.into_iter().for_each(Waker::wake);
+        self.progress.raise();
         self.changed.raise();
     }
 
-    /// An entry that `leader` wrote was applied.
-    pub(crate) fn applied(&self, leader: &LeaderId) {
+    /// The entry at `applied` was applied, by itself or within a snapshot.
+    pub(crate) fn applied(&self, applied: &LogId) {
         let mut inner = self.inner.borrow_mut();
-        if inner.established || !inner.own || inner.asked.as_ref() != Some(leader) {
-            return;
-        }
-        inner.established = true;
+        inner.applied = inner.applied.max(applied.index);
+        let first = !inner.established && inner.leads_as(&applied.leader_id);
+        inner.established |= first;
         drop(inner);
-        self.changed.raise();
+        self.progress.raise();
+        if first {
+            self.changed.raise();
+        }
     }
 
     /// The effective membership, committed or not, has these sets of voters.
@@ -135,10 +149,26 @@ impl Rounds {
         inner.asked.filter(|_| inner.established).map(|leader| Leadership::of(&leader))
     }
 
-    /// Takes the next number and waits until it is confirmed. Its caller acts before it awaits
-    /// anything else.
+    /// Takes the next number and waits until it is confirmed, and until what was announced as
+    /// committed by then is applied. Its caller acts before it awaits anything else.
     pub(crate) async fn confirm(&self, leadership: Leadership) -> Result<(), Ended> {
-        let number = self.take(leadership)?;
+        let (number, announced) = self.take(leadership)?;
+        self.confirmed(leadership, number).await?;
+        loop {
+            let version = self.progress.version();
+            let inner = self.inner.borrow();
+            if !inner.is_leadership(leadership) {
+                return Err(Ended);
+            }
+            if inner.applied >= announced {
+                return Ok(());
+            }
+            drop(inner);
+            self.progress.since(version).await;
+        }
+    }
+
+    async fn confirmed(&self, leadership: Leadership, number: u64) -> Result<(), Ended> {
         let guard = Waiting { rounds: self, number };
         poll_fn(|cx| {
             let mut inner = self.inner.borrow_mut();
@@ -157,13 +187,13 @@ impl Rounds {
         .await
     }
 
-    fn take(&self, leadership: Leadership) -> Result<u64, Ended> {
+    fn take(&self, leadership: Leadership) -> Result<(u64, u64), Ended> {
         let mut inner = self.inner.borrow_mut();
         if !inner.is_leadership(leadership) {
             return Err(Ended);
         }
         inner.last += 1;
-        Ok(inner.last)
+        Ok((inner.last, inner.announced))
     }
 
     /// Ready with the last number taken when somebody waits whom nothing queued or under way will
@@ -191,11 +221,18 @@ impl Rounds {
         })
     }
 
-    /// Registers a frame to `target` that carries `vote`, before it is queued.
-    pub(crate) fn stamp(self: &Rc<Self>, target: u64, vote: &Vote) -> Rc<Stamp> {
+    /// Registers a frame to `target` that carries `vote` and says that everything up to `committed`
+    /// is, before it is queued.
+    pub(crate) fn stamp(
+        self: &Rc<Self>,
+        target: u64,
+        vote: &Vote,
+        committed: Option<&LogId>,
+    ) -> Rc<Stamp> {
         let leader = vote.leader_id;
         let mut inner = self.inner.borrow_mut();
         if inner.leads_as(&leader) {
+            inner.announced = inner.announced.max(committed.map_or(0, |at| at.index));
             inner.targets.entry(target).or_default().queued += 1;
         }
         let state = RefCell::new(Carried::Queued);

@@ -366,3 +366,6 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
 fn entry_index(entry: &Entry) -> u64 {
     entry.log_id.index
 }
+
+#[cfg(test)]
+mod tests;

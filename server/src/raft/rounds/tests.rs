@@ -13,6 +13,10 @@ fn vote(term: u64, node: u64, committed: bool) -> Vote {
     Vote { leader_id: LeaderId { term, node_id: node }, committed }
 }
 
+fn at(leadership: Leadership, index: u64) -> LogId {
+    LogId::new(leadership.leader_id(), index)
+}
+
 fn voters(sets: &[&[u64]]) -> Vec<BTreeSet<u64>> {
     sets.iter().map(|set| set.iter().copied().collect()).collect()
 }
@@ -23,7 +27,7 @@ fn leading(sets: &[&[u64]]) -> Rc<Rounds> {
     rounds.set_voters(voters(sets));
     rounds.asked(&vote(3, 1, false));
     rounds.asked(&vote(3, 1, true));
-    rounds.applied(&ME.leader_id());
+    rounds.applied(&at(ME, 1));
     assert_eq!(rounds.leadership(), Some(ME));
     rounds
 }
@@ -45,7 +49,7 @@ impl Confirm {
 }
 
 fn frame(rounds: &Rc<Rounds>, target: u64) -> Rc<Stamp> {
-    rounds.stamp(target, &vote(3, 1, true))
+    rounds.stamp(target, &vote(3, 1, true), None)
 }
 
 #[test]
@@ -149,7 +153,7 @@ fn a_vote_for_another_ends_everything_at_once() {
     rounds.asked(&vote(5, 1, true));
     let again = Leadership { term: 5, ..ME };
     assert_eq!(rounds.confirm(again).now_or_never(), Some(Err(Ended)), "nothing is applied");
-    rounds.applied(&again.leader_id());
+    rounds.applied(&at(again, 2));
     let mut confirm = rounds.confirm(again).boxed_local();
     assert_eq!((&mut confirm).now_or_never(), None);
     sent.accepted();
@@ -161,7 +165,7 @@ fn a_vote_for_another_ends_everything_at_once() {
 fn a_recovered_vote_is_no_leadership() {
     let rounds = Rounds::new(NodeId(1), Some(&vote(3, 1, true)));
     rounds.set_voters(voters(&[&[1]]));
-    rounds.applied(&ME.leader_id());
+    rounds.applied(&at(ME, 1));
     assert_eq!(rounds.leadership(), None, "it was given in an earlier life");
     assert_eq!(rounds.confirm(ME).now_or_never(), Some(Err(Ended)));
 }
@@ -200,9 +204,9 @@ fn a_change_of_leadership_is_announced_once() {
     rounds.set_voters(voters(&[&[1]]));
     rounds.asked(&vote(3, 1, true));
     assert!(changed());
-    rounds.applied(&ME.leader_id());
+    rounds.applied(&at(ME, 1));
     assert!(changed());
-    rounds.applied(&ME.leader_id());
+    rounds.applied(&at(ME, 1));
     rounds.asked(&vote(3, 1, true));
     assert!(!changed());
 }
@@ -218,6 +222,31 @@ fn a_failed_wal_ends_leadership_for_good() {
     sent.accepted();
     assert_eq!(rounds.leadership(), None);
     rounds.asked(&vote(9, 1, true));
-    rounds.applied(&LeaderId { term: 9, node_id: 1 });
+    rounds.applied(&at(Leadership { term: 9, ..ME }, 2));
     assert_eq!(rounds.leadership(), None);
+}
+
+#[test]
+fn what_a_follower_may_have_told_its_client_is_applied_first() {
+    let rounds = leading(&[&[1, 2, 3]]);
+    let mut before = Confirm::new(&rounds);
+    let frame = rounds.stamp(2, &vote(3, 1, true), Some(&at(ME, 7)));
+    let mut after = Confirm::new(&rounds);
+    assert!(frame.hand_over());
+    frame.accepted();
+    assert_eq!(before.poll(), Some(Ok(())), "nothing was announced when it came");
+    rounds.applied(&at(ME, 6));
+    assert_eq!(after.poll(), None, "node 2 may have applied entry 7 and said so");
+    rounds.applied(&at(ME, 7));
+    assert_eq!(after.poll(), Some(Ok(())));
+
+    // Nothing is left waiting when the leadership ends.
+    let _announced = rounds.stamp(2, &vote(3, 1, true), Some(&at(ME, 9)));
+    let mut last = Confirm::new(&rounds);
+    let frame = rounds.stamp(3, &vote(3, 1, true), None);
+    assert!(frame.hand_over());
+    frame.accepted();
+    assert_eq!(last.poll(), None);
+    rounds.asked(&vote(4, 2, false));
+    assert_eq!(last.poll(), Some(Err(Ended)));
 }
