@@ -236,7 +236,9 @@ mod tests {
     /// What earlier builds wrote must stay readable: these bytes never change.
     #[test]
     fn the_formats_are_what_they_were() {
-        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let hex = |bytes: &[u8]| {
+            bytes.iter().fold(String::new(), |text, byte| format!("{text}{byte:02x}"))
+        };
         let vote = Vote { leader_id: LeaderId { term: 0x0102, node_id: 3 }, committed: true };
         assert_eq!(hex(&vote_record(&vote)), "010201000000000000030000000000000001");
         let id = "01030000000000000002000000000000000800000000000000";

@@ -156,16 +156,19 @@ impl Rounds {
         self.confirmed(leadership, number).await?;
         loop {
             let version = self.progress.version();
-            let inner = self.inner.borrow();
-            if !inner.is_leadership(leadership) {
-                return Err(Ended);
+            if let Some(done) = self.caught_up(leadership, announced) {
+                return done;
             }
-            if inner.applied >= announced {
-                return Ok(());
-            }
-            drop(inner);
             self.progress.since(version).await;
         }
+    }
+
+    fn caught_up(&self, leadership: Leadership, announced: u64) -> Option<Result<(), Ended>> {
+        let inner = self.inner.borrow();
+        if !inner.is_leadership(leadership) {
+            return Some(Err(Ended));
+        }
+        (inner.applied >= announced).then_some(Ok(()))
     }
 
     async fn confirmed(&self, leadership: Leadership, number: u64) -> Result<(), Ended> {

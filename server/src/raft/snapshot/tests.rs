@@ -28,7 +28,7 @@ fn file(chunks: &[&[u8]]) -> Vec<u8> {
     for chunk in chunks {
         bytes.extend(writer.chunk(chunk));
     }
-    bytes.extend(writer.finish(0xd19e57));
+    bytes.extend(writer.finish(0x00d1_9e57));
     bytes
 }
 
@@ -52,7 +52,7 @@ fn a_file_reads_back_in_pieces_of_any_size() {
     let bytes = file(&[b"one", b"", &large, b"three"]);
     let whole = [b"one".as_slice(), &large, b"three"].concat();
     for piece in [1 << 10, 4096, 262_144, bytes.len()] {
-        assert_eq!(read(OWNER, &bytes, piece).expect("sound"), (whole.clone(), 0xd19e57));
+        assert_eq!(read(OWNER, &bytes, piece).expect("sound"), (whole.clone(), 0x00d1_9e57));
     }
     let small = file(&[b"one", b"two"]);
     for piece in 1..60 {
