@@ -327,7 +327,7 @@ impl Build {
             Some((_, Ordering::Less)) => return Err("a key out of order"),
             Some((_, Ordering::Greater)) | None => {
                 let key = key.to_key();
-                self.state.keys.insert(key.clone(), KeyState::default());
+                self.state.keys.insert(key.clone(), Rc::default());
                 self.state.names.insert(key.name().clone(), ());
                 key
             }
@@ -337,7 +337,7 @@ impl Build {
             return Err("too many holds and waiters");
         }
         self.state.claims += 1;
-        let entry = self.state.keys.get_mut(&key).expect("it was inserted");
+        let entry = self.state.keys.entry_mut(&key).expect("it was inserted");
         Ok((key, entry))
     }
 
