@@ -117,8 +117,8 @@ impl Decoder {
     }
 
     /// Checks up to `items` leases and keys of the state that was read; true when all are found
-    /// right. `finish` checks what is left at once: for a large state that takes a while (about a
-    /// microsecond per item), which a caller on a core spreads with this.
+    /// right. `finish` checks what is left at once: for a large state that takes a while (some
+    /// microseconds per item), which a caller on a core spreads with this.
     pub fn check(&mut self, items: usize) -> Result<bool, SnapshotError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
