@@ -13,7 +13,7 @@ use crate::digest;
 use crate::memory::{Answer, Kind};
 use crate::retry::{Ticket, check_acks, print_of_acquire, print_of_cancel};
 use crate::state::{CLAIMS_MAX, State, Step, TOKEN_MAX};
-use crate::table::{Claim, KeyState, Waiter};
+use crate::table::{Claim, Waiter};
 
 /// What an acquire asks for.
 pub(crate) struct Request<'a> {
@@ -97,7 +97,7 @@ impl State {
         }
         let free = key.is_none_or(|key| key.queue.is_empty() && key.admits(request.mode));
         if !free && wait_ms == 0 {
-            let token = key.map_or(Token(0), KeyState::present_token);
+            let token = key.map_or(Token(0), |key| key.present_token());
             return Verdict::Refuse(ErrorCode::HELD, token);
         }
         if self.claims >= CLAIMS_MAX {
@@ -140,7 +140,7 @@ impl State {
         };
         self.own_waiters += usize::from(waiter.own.is_some());
         self.claims += 1;
-        let entry = self.keys.get_mut(key).expect("a key with a waiter is in the table");
+        let entry = self.keys.entry_mut(key).expect("a key with a waiter is in the table");
         let position = entry.queue.len() as u32;
         let place = entry.queue.last().map_or(0, |(place, _)| *place + 1);
         self.sum.add(digest::waiter(key, place, &waiter));
