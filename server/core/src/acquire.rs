@@ -4,7 +4,7 @@ use leasehold_protocol::command::{Caller, OwnLease};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Token};
-use leasehold_protocol::limits::QUEUE_LEN_MAX;
+use leasehold_protocol::limits::{LEASE_CLAIMS_MAX, QUEUE_LEN_MAX};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::shard::{check_key, check_mode, check_ttl_ms, check_value};
 
@@ -103,6 +103,10 @@ impl State {
         if self.claims >= CLAIMS_MAX {
             return Verdict::Busy(ErrorCode::BUSY);
         }
+        let lease = self.leases.get(&caller).expect("the caller was admitted");
+        if lease.claims.len() >= LEASE_CLAIMS_MAX {
+            return Verdict::Busy(ErrorCode::LEASE_FULL);
+        }
         if request.own.is_some() && !self.has_room_for_lease() {
             return Verdict::Busy(ErrorCode::LEASES_FULL);
         }
@@ -112,7 +116,6 @@ impl State {
         if key.is_some_and(|key| key.queue.len() >= QUEUE_LEN_MAX) {
             return Verdict::Busy(ErrorCode::QUEUE_FULL);
         }
-        let lease = self.leases.get(&caller).expect("the caller was admitted");
         if !lease.memory.has_room_to_wait() {
             return Verdict::Busy(ErrorCode::WINDOW_FULL);
         }
