@@ -1,4 +1,4 @@
-//! Three nodes on the real parts, each with a core of its own: io_uring, TCP on loopback, mapped
+//! Three nodes on the real parts, each with a core of its own: `io_uring`, TCP on loopback, mapped
 //! segments on the disk. Needs `io_uring`. `LOAD=n` proposes `n` batches and prints what that took.
 
 use std::cell::{Cell, RefCell};
@@ -167,8 +167,8 @@ async fn start(node: &Node) -> Started {
     // The machine may be busy with other tests.
     spec.timings = Timings {
         heartbeat: Duration::from_millis(100),
-        election_min: Duration::from_millis(1_000),
-        election_max: Duration::from_millis(2_000),
+        election_min: Duration::from_secs(1),
+        election_max: Duration::from_secs(2),
     };
     let state = Rc::new(RefCell::new(State::new(SHARD)));
     let shard = wal.shard(SHARD);
