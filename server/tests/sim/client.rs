@@ -1,39 +1,44 @@
-//! Simulated clients: each has a session and takes keys in turn, and asks until it knows.
+//! Simulated clients: each keeps a session, takes keys in turn, reads now and then, and asks until
+//! it knows.
 //!
 //! A client sends a command again under its number until it has an answer that is certain, to the
 //! node it was pointed to or to any. It holds what it was granted for a while, gives it back, and
-//! writes down what it was told and when.
+//! writes down what it was told and when. It may be stunned or killed at any moment.
 
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
 use leasehold_protocol::command::{Caller, Command};
-use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret};
+use leasehold_protocol::error::{ErrorClass, ErrorCode};
+use leasehold_protocol::ids::{Mode, Number, Revision, Secret};
 use leasehold_protocol::outcome::{Grant, Outcome};
-use leasehold_server::env::{Clock, Net};
-use leasehold_server::rt::sim::{DomainId, SimClock, SimRng, SimRt, SimWorld};
-use leasehold_server::rt::sim_net::{SimNet, SimReader, SimWriter};
-use openraft_rt::AsyncRuntime;
+use leasehold_protocol::reply::{OutcomeReply, Reply};
+use leasehold_protocol::request::{CommandRequest, Freshness, GetRequest, Request};
+use leasehold_server::rt::channels::Receiver;
+use leasehold_server::rt::sim::{DomainId, SimRng, SimRt, SimWorld};
+use leasehold_server::rt::sim_net::SimHost;
+use openraft_rt::{AsyncRuntime, MpscReceiver};
 
-use crate::history::{Acked, Held, History};
-use crate::node::client_addr;
+use crate::history::{Acked, Change, Held, History, Read};
+use crate::link::Link;
+use crate::node::SHARD;
 use crate::params::{NODES, Params};
-use crate::wire::{Answer, read_frame, request, write_frame};
+use crate::session::Session;
 
-const TTL_MS: u32 = 600_000;
+/// Within this a node answers.
+pub(crate) const TIMEOUT_MS: u32 = 500;
 
 /// How long a client waits for one answer.
-const PATIENCE: Duration = Duration::from_millis(300);
-
-/// Between two looks at a wait.
-const LOOK_INTERVAL_MS: u64 = 20;
+const PATIENCE: Duration = Duration::from_millis(700);
 
 pub(crate) struct Client {
     pub(crate) id: u64,
-    pub(crate) net: SimNet,
+    pub(crate) host: SimHost,
     pub(crate) domain: DomainId,
+    /// How fast its clock runs.
+    pub(crate) rate_ppm: i32,
+    pub(crate) ttl_ms: u32,
     pub(crate) rng: SimRng,
     pub(crate) params: Params,
     pub(crate) history: Rc<History>,
@@ -41,199 +46,333 @@ pub(crate) struct Client {
     pub(crate) stop: Rc<Cell<bool>>,
 }
 
-struct Session {
-    lease: LeaseId,
-    secret: Secret,
-    /// The next acquire's.
-    number: u64,
-}
-
-impl Session {
-    fn caller(&self, number: u64) -> Caller {
-        let floor = Number(self.number - 1);
-        Caller {
-            lease: self.lease,
-            secret: self.secret,
-            number: Number(number),
-            floor,
-            acks: vec![],
-        }
-    }
-}
-
 /// How an acquire ended.
 enum Ending {
-    Granted(Grant),
-    /// The wait was given up.
+    /// Granted; true if at once, in the first answer.
+    Granted(Grant, bool),
     Without,
+    SessionOver,
 }
 
 impl Client {
-    pub(crate) async fn run(self) {
-        let mut line = Line::new(&self);
-        let mut session = self.open(&mut line).await;
+    pub(crate) async fn run(self: Rc<Self>) {
         while !self.stop.get() {
-            self.take_once(&mut line, &mut session).await;
-            session.number += 3;
-            SimRt::sleep(Duration::from_millis(self.rng.below(20))).await;
-        }
-        let close = Command::Close { lease: session.lease, secret: session.secret };
-        match line.ask(&close).await.outcome {
-            Outcome::Closed { revision } => {
-                self.note(Acked::Closed { lease: session.lease, revision })
+            let mut work = Work { line: Line::new(&self), session: self.open().await, number: 1 };
+            drop(SimRt::spawn(work.session.clone().run(self.clone())));
+            while !self.stop.get() && !work.session.is_dead() {
+                if self.rng.chance(150) {
+                    work.read().await;
+                } else {
+                    work.take_once().await;
+                    work.number += 3;
+                }
+                SimRt::sleep(Duration::from_millis(self.rng.below(20))).await;
             }
-            // A retry of a close finds the lease dead.
-            Outcome::Refused { code: ErrorCode::LEASE_DEAD, .. } => {}
-            other => panic!("client {}: close gave {other:?}", self.id),
+            if work.session.is_dead() {
+                self.history.lost.set(self.history.lost.get() + 1);
+            } else {
+                work.close().await;
+            }
         }
     }
 
-    fn note(&self, acked: Acked) {
-        self.history.acked.borrow_mut().push(acked);
-    }
-
-    async fn open(&self, line: &mut Line<'_>) -> Session {
+    async fn open(&self) -> Rc<Session> {
         let secret = Secret([self.id as u8; 16]);
         let label = format!("client {}", self.id).into_bytes();
-        match line.ask(&Command::Open { ttl_ms: TTL_MS, secret, label }).await.outcome {
-            Outcome::Opened { lease, revision } => {
-                self.note(Acked::Opened { lease, revision });
-                Session { lease, secret, number: 1 }
+        let open = command(Command::Open { ttl_ms: self.ttl_ms, secret, label });
+        let sent_ns = SimWorld::current().now_ns();
+        match Line::new(self).ask(&open).await {
+            Reply::Outcome(OutcomeReply {
+                outcome: Outcome::Opened { lease, revision }, ..
+            }) => {
+                let session = Session::new(self, lease, secret, sent_ns);
+                self.note(&session, revision, Change::Opened);
+                session
             }
             other => panic!("client {}: open gave {other:?}", self.id),
         }
     }
 
+    fn note(&self, session: &Session, revision: Revision, change: Change) {
+        let heard_ns = SimWorld::current().now_ns();
+        let acked = Acked { lease: session.lease, revision, heard_ns, change };
+        self.history.acked.borrow_mut().push(acked);
+    }
+}
+
+fn command(command: Command) -> Request {
+    Request::Command(CommandRequest { shard: SHARD, timeout_ms: TIMEOUT_MS, command })
+}
+
+/// The session is over, whatever exactly the answer says.
+fn is_over(code: ErrorCode) -> bool {
+    matches!(code, ErrorCode::LEASE_DEAD | ErrorCode::LEASE_LOST)
+}
+
+/// A client with its session.
+struct Work<'a> {
+    line: Line<'a>,
+    session: Rc<Session>,
+    /// The next acquire's.
+    number: u64,
+}
+
+impl Work<'_> {
+    fn caller(&self, number: u64) -> Caller {
+        Caller {
+            lease: self.session.lease,
+            secret: self.session.secret,
+            number: Number(number),
+            floor: Number(self.number - 1),
+            acks: vec![],
+        }
+    }
+
+    fn any_key(&self) -> Vec<u8> {
+        let client = self.line.client;
+        format!("key/{}", client.rng.below(client.params.keys)).into_bytes()
+    }
+
     /// Takes one key and gives it back.
-    async fn take_once(&self, line: &mut Line<'_>, session: &mut Session) {
-        let key = format!("key/{}", self.rng.below(self.params.keys)).into_bytes();
+    async fn take_once(&mut self) {
+        let key = self.any_key();
         let asked_ns = SimWorld::current().now_ns();
-        let ending = self.acquire(line, session, &key).await;
-        let Ending::Granted(grant) = ending else { return };
-        let known_ns = SimWorld::current().now_ns();
-        let hold_ms = self.params.hold_max.as_millis() as u64;
-        SimRt::sleep(Duration::from_millis(self.rng.below(hold_ms + 1))).await;
-        let release = Command::Release {
-            caller: session.caller(session.number + 2),
-            key: key.clone(),
-            token: grant.token,
+        let (grant, at_once) = match self.acquire(&key).await {
+            Ending::Granted(grant, at_once) => (grant, at_once),
+            Ending::Without => return,
+            Ending::SessionOver => return self.session.die(),
         };
-        let released_ns = SimWorld::current().now_ns();
-        let lease = session.lease;
-        self.history.holds.borrow_mut().push(Held {
-            key: key.clone(),
-            lease,
+        // After a wait or a retry only a renewal tells whether the lease still lives.
+        let expected = self.session.granted(&grant);
+        if !(at_once && expected) && !self.session.confirmed().await {
+            return;
+        }
+        let held = Rc::new(Held {
+            key,
+            lease: self.session.lease,
             token: grant.token,
             grant: grant.revision,
             asked_ns,
-            known_ns,
-            released_ns,
+            known_ns: SimWorld::current().now_ns(),
+            validity: self.session.validity.clone(),
+            released: Cell::new(None),
         });
-        match line.ask(&release).await.outcome {
-            Outcome::Released { token, revision } => {
-                self.note(Acked::Released { key, lease, token, revision });
+        let client = self.line.client;
+        client.history.holds.borrow_mut().push(held.clone());
+        // Now and then for so long that only renewals keep the hold.
+        let hold_ms = if client.rng.chance(8) { 6_000 } else { client.params.hold_ms_max };
+        SimRt::sleep(Duration::from_millis(client.rng.below(hold_ms + 1))).await;
+        self.release(&held).await;
+    }
+
+    async fn release(&mut self, held: &Held) {
+        let now_ns = SimWorld::current().now_ns();
+        held.released.set(Some((now_ns, held.validity.sure_until_ns.get())));
+        let caller = self.caller(self.number + 2);
+        let release = Command::Release { caller, key: held.key.clone(), token: held.token };
+        match outcome(self.line.ask(&command(release)).await) {
+            Ok(Outcome::Released { token, revision }) => {
+                let change = Change::Released { key: held.key.clone(), token };
+                self.line.client.note(&self.session, revision, change);
             }
-            other => panic!("client {}: release gave {other:?}", self.id),
+            Err(code) if is_over(code) => self.session.die(),
+            other => panic!("client {}: release gave {other:?}", self.line.client.id),
         }
     }
 
-    async fn acquire(&self, line: &mut Line<'_>, session: &Session, key: &[u8]) -> Ending {
-        let acquire = Command::Acquire {
-            caller: session.caller(session.number),
+    async fn acquire(&mut self, key: &[u8]) -> Ending {
+        let rng = &self.line.client.rng;
+        let patience_ms = if rng.chance(200) { 0 } else { 50 + rng.below(6_000) };
+        let acquire = command(Command::Acquire {
+            caller: self.caller(self.number),
             key: key.to_vec(),
             mode: Mode::EXCLUSIVE,
             own: None,
-            value: self.id.to_le_bytes().to_vec(),
-            wait_ms: if self.rng.chance(200) { 0 } else { u32::MAX },
-        };
-        // Now and then a client gives up before it waits at all.
-        let mut looks_left = if self.rng.chance(100) { self.rng.below(10) } else { u64::MAX };
+            value: self.line.client.id.to_le_bytes().to_vec(),
+            wait_ms: patience_ms as u32,
+        });
+        let give_up_ns = SimWorld::current().now_ns() + patience_ms * 1_000_000;
+        let mut first = true;
         loop {
-            match line.ask(&acquire).await.outcome {
-                Outcome::Granted(grant) => return Ending::Granted(grant),
-                Outcome::Queued { .. } if looks_left == 0 => {
-                    return self.cancel(line, session).await;
+            let answer = self.line.ask_and_wait(&acquire, give_up_ns, &mut first).await;
+            match answer.map(outcome) {
+                Some(Ok(Outcome::Granted(grant))) => return Ending::Granted(grant, first),
+                Some(Ok(Outcome::TimedOut { .. }) | Err(ErrorCode::HELD)) => {
+                    return Ending::Without;
                 }
-                Outcome::Queued { .. } => looks_left -= 1,
-                Outcome::Refused { code: ErrorCode::HELD, .. } => return Ending::Without,
-                other => panic!("client {}: acquire gave {other:?}", self.id),
+                Some(Err(code)) if is_over(code) => return Ending::SessionOver,
+                None if patience_ms > 0 => return self.cancel().await,
+                other => panic!("client {}: acquire gave {other:?}", self.line.client.id),
             }
-            SimRt::sleep(Duration::from_millis(1 + self.rng.below(LOOK_INTERVAL_MS))).await;
         }
     }
 
-    async fn cancel(&self, line: &mut Line<'_>, session: &Session) -> Ending {
-        let number = session.number + 1;
-        let cancel = Command::Cancel { caller: session.caller(number), release_if_granted: false };
-        match line.ask(&cancel).await.outcome {
-            Outcome::Cancelled { revision } => {
-                let number = Number(session.number);
-                self.note(Acked::Cancelled { lease: session.lease, number, revision });
+    async fn cancel(&mut self) -> Ending {
+        let caller = self.caller(self.number + 1);
+        let cancel = command(Command::Cancel { caller, release_if_granted: false });
+        match outcome(self.line.ask(&cancel).await) {
+            Ok(Outcome::Cancelled { revision }) => {
+                let change = Change::WaitEnded { number: Number(self.number) };
+                self.line.client.note(&self.session, revision, change);
                 Ending::Without
             }
-            Outcome::Granted(grant) => Ending::Granted(grant),
-            other => panic!("client {}: cancel gave {other:?}", self.id),
+            Ok(Outcome::Granted(grant)) => Ending::Granted(grant, false),
+            Ok(Outcome::TimedOut { .. }) => Ending::Without,
+            Err(code) if is_over(code) => Ending::SessionOver,
+            // The acquire never arrived, so nothing was cancelled; it never will be executed.
+            Err(ErrorCode::CANCELLED | ErrorCode::HELD | ErrorCode::TIMED_OUT) => Ending::Without,
+            other => panic!("client {}: cancel gave {other:?}", self.line.client.id),
         }
+    }
+
+    async fn read(&mut self) {
+        let key = self.any_key();
+        let asked_ns = SimWorld::current().now_ns();
+        let freshness = Freshness::Linearizable;
+        let get = GetRequest { key: key.clone(), freshness, timeout_ms: TIMEOUT_MS };
+        match self.line.ask(&Request::Get(get)).await {
+            Reply::Keys(reply) => {
+                assert!(!reply.stale, "a linearizable read is not stale");
+                let holder = reply.keys[0].holders.first().map(|h| (h.lease, h.token));
+                let read = Read { key, asked_ns, revision: reply.revision, holder };
+                self.line.client.history.reads.borrow_mut().push(read);
+            }
+            other => panic!("client {}: get gave {other:?}", self.line.client.id),
+        }
+    }
+
+    async fn close(mut self) {
+        self.session.close();
+        let close = Command::Close { lease: self.session.lease, secret: self.session.secret };
+        match outcome(self.line.ask(&command(close)).await) {
+            Ok(Outcome::Closed { revision }) => {
+                self.line.client.note(&self.session, revision, Change::Closed);
+            }
+            // A retry of a close finds the lease dead.
+            Err(code) if is_over(code) => {}
+            other => panic!("client {}: close gave {other:?}", self.line.client.id),
+        }
+    }
+}
+
+/// What a definite answer says.
+fn outcome(reply: Reply) -> Result<Outcome, ErrorCode> {
+    match reply {
+        Reply::Outcome(OutcomeReply { outcome: Outcome::Refused { code, .. }, .. }) => Err(code),
+        Reply::Outcome(reply) => Ok(reply.outcome),
+        Reply::Error(error) => Err(error.code),
+        other => panic!("no outcome: {other:?}"),
+    }
+}
+
+/// A code that a reply carries, if it carries one.
+fn code_of(reply: &Reply) -> Option<ErrorCode> {
+    match reply {
+        Reply::Outcome(OutcomeReply { outcome: Outcome::Refused { code, .. }, .. }) => Some(*code),
+        Reply::Error(error) => Some(error.code),
+        _ => None,
     }
 }
 
 /// A client's way to the cluster: one connection at a time.
-struct Line<'a> {
-    client: &'a Client,
-    open: Option<(SimReader, SimWriter)>,
+pub(crate) struct Line<'a> {
+    pub(crate) client: &'a Client,
+    link: Option<Link>,
     node: u64,
-    number: u64,
-}
-
-struct Told {
-    outcome: Outcome,
 }
 
 impl<'a> Line<'a> {
-    fn new(client: &'a Client) -> Self {
-        let node = 1 + client.rng.below(NODES);
-        Self { client, open: None, node, number: 0 }
+    pub(crate) fn new(client: &'a Client) -> Self {
+        Self { client, link: None, node: 1 + client.rng.below(NODES) }
     }
 
-    /// Asks until the answer is certain. The body stays the same, so that each repetition is a
-    /// retry.
-    async fn ask(&mut self, command: &Command) -> Told {
-        let body = request(SimClock.wall_ms(), command);
+    pub(crate) async fn pause(&self) {
+        self.client.history.retries.set(self.client.history.retries.get() + 1);
+        SimRt::sleep(Duration::from_millis(1 + self.client.rng.below(40))).await;
+    }
+
+    /// Asks until the answer is certain.
+    pub(crate) async fn ask(&mut self, request: &Request) -> Reply {
         loop {
-            let answer = SimRt::timeout(PATIENCE, self.try_once(&body)).await;
-            match answer.unwrap_or(None) {
-                Some(Answer::Done(outcome)) => return Told { outcome },
-                Some(Answer::Elsewhere(Some(node))) if node != self.node => self.turn_to(node),
-                Some(Answer::Elsewhere(_) | Answer::NotNow | Answer::Unknown) => {}
-                None => {
-                    let node = 1 + self.client.rng.below(NODES);
-                    self.turn_to(node);
-                }
+            if let Some(reply) = self.try_once(request).await {
+                return reply;
             }
-            *self.client.history.retries.borrow_mut() += 1;
-            SimRt::sleep(Duration::from_millis(1 + self.client.rng.below(30))).await;
+            self.pause().await;
         }
     }
 
-    fn turn_to(&mut self, node: u64) {
-        self.open = None;
-        self.node = node;
+    /// Sends once; `None` if the answer leaves anything open.
+    pub(crate) async fn try_once(&mut self, request: &Request) -> Option<Reply> {
+        let mut answers = self.send(request).await?;
+        self.next(&mut answers, PATIENCE).await
     }
 
-    /// One request; `None` if the connection broke, which leaves the outcome open.
-    async fn try_once(&mut self, body: &[u8]) -> Option<Answer> {
-        let (mut reader, mut writer) = match self.open.take() {
-            Some(open) => open,
-            None => {
-                let host = self.client.net.host(self.client.domain);
-                host.connect(&client_addr(self.node)).await.ok()?
+    /// The same for an acquire, through its wait; `None` when it is time to give up. `first` is
+    /// true if the answer is the first one to the first send.
+    async fn ask_and_wait(
+        &mut self,
+        request: &Request,
+        give_up_ns: u64,
+        first: &mut bool,
+    ) -> Option<Reply> {
+        loop {
+            if let Some(mut answers) = self.send(request).await {
+                let mut patience = PATIENCE;
+                while let Some(reply) = self.next(&mut answers, patience).await {
+                    if reply.is_final() {
+                        return Some(reply);
+                    }
+                    *first = false;
+                    if SimWorld::current().now_ns() >= give_up_ns {
+                        return None;
+                    }
+                    // A wait that stays silent is asked for again, here or elsewhere.
+                    patience = Duration::from_millis(200 + self.client.rng.below(2_000));
+                }
             }
+            *first = false;
+            self.pause().await;
+        }
+    }
+
+    async fn send(&mut self, request: &Request) -> Option<Receiver<Reply>> {
+        if self.link.is_none() {
+            self.link = Link::open(&self.client.host, self.node).await;
+        }
+        match &self.link {
+            Some(link) => Some(link.request(request)),
+            None => {
+                self.turn();
+                None
+            }
+        }
+    }
+
+    /// The next answer. Without one the connection is given up; a retryable one may name another
+    /// node.
+    async fn next(&mut self, answers: &mut Receiver<Reply>, patience: Duration) -> Option<Reply> {
+        let Ok(Some(reply)) = SimRt::timeout(patience, answers.recv()).await else {
+            self.turn();
+            return None;
         };
-        self.number += 1;
-        write_frame(&mut writer, self.number, body).await.ok()?;
-        let (number, answer) = read_frame(&mut reader).await.ok()??;
-        assert_eq!(number, self.number, "answers come in order");
-        self.open = Some((reader, writer));
-        Some(Answer::decode(&answer))
+        let open = code_of(&reply).is_some_and(|code| code.class() != ErrorClass::NotApplied);
+        if !open {
+            return Some(reply);
+        }
+        if let Reply::Error(error) = &reply {
+            let leader = error.leader.0;
+            // Not always where it is told to: any node takes any request.
+            if leader > 0 && leader != self.node && self.client.rng.chance(700) {
+                self.link = None;
+                self.node = leader;
+            }
+        }
+        None
+    }
+
+    /// To any node, over a new connection.
+    fn turn(&mut self) {
+        self.link = None;
+        self.node = 1 + self.client.rng.below(NODES);
     }
 }

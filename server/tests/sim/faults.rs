@@ -29,9 +29,11 @@ enum Fault {
     SlowLink,
     ChangeRate,
     StepWall,
+    KillClient,
+    StunClient,
 }
 
-const FAULTS: [Fault; 15] = [
+const FAULTS: [Fault; 17] = [
     Fault::Kill,
     Fault::KillLeader,
     Fault::KillBetweenSteps,
@@ -47,6 +49,8 @@ const FAULTS: [Fault; 15] = [
     Fault::SlowLink,
     Fault::ChangeRate,
     Fault::StepWall,
+    Fault::KillClient,
+    Fault::StunClient,
 ];
 
 /// Faults that happened, by kind.
@@ -150,7 +154,13 @@ fn inject(cluster: &Rc<Cluster>, clients: &[DomainId], fault: Fault, over: &Rc<C
             let by_ms = world.rng().below(7_200_000) as i64 - 3_600_000;
             world.step_wall(any(cluster).domain, by_ms);
         }
+        Fault::KillClient => world.kill(any_client(cluster, clients)),
+        Fault::StunClient => world.stun(any_client(cluster, clients), spell * 4),
     }
+}
+
+fn any_client(cluster: &Cluster, clients: &[DomainId]) -> DomainId {
+    clients[cluster.world.rng().below(clients.len() as u64) as usize]
 }
 
 /// Two different domains, at least one of them a node's.

@@ -16,6 +16,8 @@ use crate::history::Violations;
 pub(crate) struct Ledger {
     events: RefCell<BTreeMap<u64, Vec<Event>>>,
     digests: RefCell<BTreeMap<u64, u64>>,
+    /// True time at which the first node applied each revision with events.
+    times_ns: RefCell<BTreeMap<u64, u64>>,
 }
 
 impl Ledger {
@@ -33,6 +35,7 @@ impl Ledger {
             let revision = group[0].revision.0;
             let first = known.entry(revision).or_insert_with(|| {
                 world.record(hash(&format!("{group:?}")));
+                self.times_ns.borrow_mut().insert(revision, world.now_ns());
                 group.to_vec()
             });
             if first != group {
@@ -46,15 +49,23 @@ impl Ledger {
         }
     }
 
-    /// Puts events in as if they had been applied.
-    pub(crate) fn plant(&self, steps: Vec<Vec<Event>>) {
-        let revisions = steps.into_iter().map(|step| (step[0].revision.0, step));
-        self.events.borrow_mut().extend(revisions);
+    /// Puts events in as if they had been applied at these times.
+    pub(crate) fn plant(&self, steps: Vec<(u64, Vec<Event>)>) {
+        for (at_ns, step) in steps {
+            let revision = step[0].revision.0;
+            self.events.borrow_mut().insert(revision, step);
+            self.times_ns.borrow_mut().insert(revision, at_ns);
+        }
     }
 
     /// All events in order.
     pub(crate) fn events(&self) -> Vec<Event> {
         self.events.borrow().values().flatten().cloned().collect()
+    }
+
+    /// When the first node applied a revision.
+    pub(crate) fn applied_ns(&self, revision: u64) -> Option<u64> {
+        self.times_ns.borrow().get(&revision).copied()
     }
 
     /// The events of one revision.

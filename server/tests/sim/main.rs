@@ -17,11 +17,12 @@ mod cluster;
 mod faults;
 mod history;
 mod ledger;
+mod link;
 mod node;
 mod params;
 mod proof;
 mod run;
-mod wire;
+mod session;
 
 use std::process::{Child, Command, ExitCode, Stdio};
 

@@ -1,27 +1,36 @@
-//! What runs on a simulated machine: WAL, peers, one Raft group, and a door for clients that
-//! proposes each command as a batch of its own.
+//! What runs on a simulated machine: the server's own stack between the sockets and the disk. WAL,
+//! peers, one Raft group, its shard with leases and forwarding, and the connections of clients.
+//! Only the founding of the cluster is left out: identities are given.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use futures_util::FutureExt;
+use futures_util::future::{LocalBoxFuture, ready};
 use leasehold_core::State;
+use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::Event;
-use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId};
+use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId, Token};
+use leasehold_protocol::reply::{NodeAddress, Reply, ServerHello};
+use leasehold_protocol::request::Request;
+use leasehold_protocol::shard::KEY_HASH_CRC32C;
+use leasehold_server::admin::Metrics;
 use leasehold_server::disk::sim::SimDisk;
-use leasehold_server::env::Env;
-use leasehold_server::raft::peers::{Identity, Peers};
-use leasehold_server::raft::types::Member;
-use leasehold_server::raft::{ApplySink, Group, GroupSpec, ProposeError};
-use leasehold_server::rt::channels::Semaphore;
+use leasehold_server::env::{Clock, Env};
+use leasehold_server::lease::CoreWheel;
+use leasehold_server::net::{Connections, ForwardService, Front, Hop, Hops, ReplyTo, Router};
+use leasehold_server::raft::{
+    ApplySink, Group, GroupSpec, Identity, Member, PeerInfo, PeerService, Peers,
+};
 use leasehold_server::rt::sim::{SimClock, SimRng, SimRt};
-use leasehold_server::rt::sim_net::{SimHost, SimReader, SimWriter};
-use leasehold_server::wal::{Wal, WalConfig, WalIdentity};
+use leasehold_server::rt::sim_net::SimHost;
+use leasehold_server::shard::{FORWARD_KIND, Origin, Shard, ShardCore, run_wheel};
+use leasehold_server::wal::{Recovered, Wal, WalConfig, WalIdentity};
 use openraft_rt::AsyncRuntime;
 
 use crate::history::Violations;
 use crate::ledger::Ledger;
 use crate::params::NODES;
-use crate::wire::{Answer, read_frame, write_frame};
 
 /// Everything simulated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,11 +43,11 @@ impl Env for SimEnv {
     type Net = SimHost;
 }
 
-const CLUSTER: ClusterId = ClusterId([1; 16]);
-const SHARD: ShardId = ShardId(0);
+pub(crate) const CLUSTER: ClusterId = ClusterId([1; 16]);
+pub(crate) const SHARD: ShardId = ShardId(0);
 
-/// Commands of clients under way on a node; more are refused.
-const PROPOSALS_MAX: usize = 64;
+const TOKEN_BASE: Token = Token(1 << 20);
+const CONNECTIONS_MAX: usize = 256;
 
 pub(crate) fn client_addr(node: u64) -> String {
     format!("node{node}:7000")
@@ -80,20 +89,90 @@ pub(crate) struct Node {
     pub(crate) state: Rc<RefCell<State>>,
 }
 
+/// Tells the ledger, then the shard, what was applied.
 struct Sink {
     node: u64,
     ledger: Rc<Ledger>,
     violations: Rc<Violations>,
+    shard: RefCell<Option<Rc<Shard<SimEnv>>>>,
 }
 
 impl ApplySink for Sink {
     fn applied(&self, state: &State, events: &[Event]) {
         self.ledger.applied(self.node, state, events, &self.violations);
+        if let Some(shard) = &*self.shard.borrow() {
+            shard.applied(events);
+        }
     }
 
     fn installed(&self, state: &State) {
         self.ledger.applied(self.node, state, &[], &self.violations);
+        if let Some(shard) = &*self.shard.borrow() {
+            shard.installed();
+        }
     }
+}
+
+/// There is one core.
+struct NoHops;
+
+impl Hops for NoHops {
+    fn send(&self, _core: usize, hop: Hop) -> Result<(), Hop> {
+        Err(hop)
+    }
+}
+
+/// What peers ask besides Raft: forwarded requests.
+struct Service(ForwardServiceRef);
+
+type ForwardServiceRef = Rc<ForwardService<SimEnv>>;
+
+impl PeerService for Service {
+    fn handle(
+        &self,
+        _from: &PeerInfo,
+        kind: u8,
+        body: &[u8],
+    ) -> LocalBoxFuture<'static, Result<Vec<u8>, ErrorCode>> {
+        if kind != FORWARD_KIND {
+            return ready(Err(ErrorCode::UNKNOWN_KIND)).boxed_local();
+        }
+        let (forward, body) = (self.0.clone(), body.to_vec());
+        async move { forward.forwarded(&body).await }.boxed_local()
+    }
+}
+
+/// What connections see of the node.
+struct Door {
+    node: u64,
+    router: Rc<Router<SimEnv>>,
+}
+
+impl Front for Door {
+    fn cluster(&self) -> ClusterId {
+        CLUSTER
+    }
+
+    fn hello(&self) -> Result<ServerHello, ErrorCode> {
+        let address = |node| NodeAddress { node: NodeId(node), client_addr: client_addr(node) };
+        Ok(ServerHello {
+            version: 0,
+            cluster: CLUSTER,
+            node: NodeId(self.node),
+            shards: 1,
+            key_hash: KEY_HASH_CRC32C,
+            features: 0,
+            nodes: (1..=NODES).map(address).collect(),
+            leaders: self.router.leaders(),
+            server_version: String::new(),
+        })
+    }
+
+    fn request(&self, request: Request, to: ReplyTo) {
+        self.router.route(request, to, Origin::Client);
+    }
+
+    fn answered(&self, _reply: &Reply) {}
 }
 
 impl Start {
@@ -103,11 +182,12 @@ impl Start {
         let peers = Peers::<SimEnv>::new(self.identity(), self.host.clone(), SimClock, SHARD);
         (1..=NODES).for_each(|node| peers.set_address(NodeId(node), peer_addr(node)));
         let state = Rc::new(RefCell::new(State::new(SHARD)));
-        let sink = Sink {
+        let sink = Rc::new(Sink {
             node: self.node,
             ledger: self.ledger.clone(),
             violations: self.violations.clone(),
-        };
+            shard: RefCell::default(),
+        });
         let group = Group::open(
             self.spec(),
             wal.shard(SHARD),
@@ -115,15 +195,29 @@ impl Start {
             self.disk.clone(),
             peers.clone(),
             state.clone(),
-            Rc::new(sink),
+            sink.clone(),
         );
         let group = group.await.unwrap_or_else(|error| panic!("node {}: {error}", self.node));
+        let shard = start_shard(group.clone(), state.clone(), peers.clone());
+        sink.shard.replace(Some(shard.clone()));
+        let router = Router::new((0, 1), (CLUSTER, 1), vec![shard], peers.clone(), Rc::new(NoHops));
+        peers.set_service(Rc::new(Service(Rc::new(ForwardService::new(router.clone())))));
+        self.watch_engine(group.clone());
         self.serve_peers(peers);
-        self.serve_clients(group.clone());
+        self.serve_clients(router);
         Node { group, state }
     }
 
-    async fn open_wal(&self) -> (Wal<SimEnv>, leasehold_server::wal::Recovered) {
+    /// An engine that stops by itself would end a real process.
+    fn watch_engine(&self, group: Rc<Group<SimEnv>>) {
+        let (node, violations) = (self.node, self.violations.clone());
+        drop(SimRt::spawn(async move {
+            let why = group.failed().await;
+            violations.add("engine", format!("node {node} stopped: {why}"));
+        }));
+    }
+
+    async fn open_wal(&self) -> (Wal<SimEnv>, Recovered) {
         let identity = WalIdentity {
             cluster: CLUSTER,
             node: NodeId(self.node),
@@ -171,43 +265,38 @@ impl Start {
         }));
     }
 
-    fn serve_clients(&self, group: Rc<Group<SimEnv>>) {
+    fn serve_clients(&self, router: Rc<Router<SimEnv>>) {
         let mut listener = self.host.listen(&client_addr(self.node)).expect("the address is free");
-        let room = Rc::new(Semaphore::new(PROPOSALS_MAX));
+        let connections = Connections::new(CONNECTIONS_MAX);
+        let door = Rc::new(Door { node: self.node, router });
+        drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
         drop(SimRt::spawn(async move {
             loop {
                 let (reader, writer) = listener.accept().await;
-                drop(SimRt::spawn(serve_client(reader, writer, group.clone(), room.clone())));
+                let serving =
+                    connections.clone().serve::<SimEnv>(door.clone(), reader, writer, SimClock);
+                drop(SimRt::spawn(serving));
             }
         }));
     }
 }
 
-/// One request at a time, as the simulated clients send them.
-async fn serve_client(
-    mut reader: SimReader,
-    mut writer: SimWriter,
+fn start_shard(
     group: Rc<Group<SimEnv>>,
-    room: Rc<Semaphore>,
-) {
-    while let Ok(Some((number, body))) = read_frame(&mut reader).await {
-        let answer = match room.try_acquire() {
-            Some(_room) => propose(&group, body).await,
-            None => Answer::NotNow,
-        };
-        if write_frame(&mut writer, number, &answer.encode()).await.is_err() {
-            return;
-        }
-    }
-}
-
-async fn propose(group: &Group<SimEnv>, body: Vec<u8>) -> Answer {
-    let elsewhere = |hint: Option<NodeId>| Answer::Elsewhere(hint.map(|node| node.0));
-    let Some(leadership) = group.leadership() else { return elsewhere(group.leader_hint()) };
-    match group.propose(leadership, body.into()).await {
-        Ok(outcomes) => Answer::Done(outcomes[0]),
-        Err(ProposeError::NotLeader { hint }) => elsewhere(hint),
-        Err(ProposeError::NoQuorum) => Answer::NotNow,
-        Err(_) => Answer::Unknown,
-    }
+    state: Rc<RefCell<State>>,
+    peers: Rc<Peers<SimEnv>>,
+) -> Rc<Shard<SimEnv>> {
+    let wheel = CoreWheel::new(SimClock.now());
+    let core = ShardCore {
+        shards_total: 1,
+        clock: SimClock,
+        wheel: wheel.clone(),
+        metrics: Metrics::new(1, 1).handle(0),
+    };
+    let shard = Shard::new(SHARD, group, state, peers, core);
+    drop(SimRt::spawn(shard.clone().run_proposals()));
+    drop(SimRt::spawn(shard.clone().run_deadlines()));
+    drop(SimRt::spawn(shard.clone().run_leadership(TOKEN_BASE)));
+    drop(SimRt::spawn(run_wheel(wheel, vec![shard.clone()], SimClock)));
+    shard
 }

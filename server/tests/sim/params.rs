@@ -21,8 +21,8 @@ pub(crate) struct Params {
     pub(crate) storm: Duration,
     /// The longest pause between two faults.
     pub(crate) fault_pause_max: Duration,
-    /// The longest hold.
-    pub(crate) hold_max: Duration,
+    /// The longest usual hold.
+    pub(crate) hold_ms_max: u64,
     pub(crate) snapshot_entries: u64,
     pub(crate) world: WorldConfig,
     pub(crate) net: SimNetConfig,
@@ -34,11 +34,11 @@ impl Params {
         let micros = |min, spread| Duration::from_micros(min + rng.below(spread));
         let millis = |min, spread| Duration::from_millis(min + rng.below(spread));
         Self {
-            clients: 3 + rng.below(8),
-            keys: 1 + rng.below(4),
+            clients: 4 + rng.below(10),
+            keys: 2 + rng.below(8),
             storm: millis(6_000, 9_000),
-            fault_pause_max: millis(300, 2_000),
-            hold_max: millis(1, 60),
+            fault_pause_max: millis(300, 3_000),
+            hold_ms_max: 1 + rng.below(60),
             snapshot_entries: 20 + rng.below(200),
             world: WorldConfig { poll_cost_max: micros(0, 15), timer_slack_max: micros(0, 1_500) },
             net: SimNetConfig {
@@ -53,6 +53,11 @@ impl Params {
             },
         }
     }
+}
+
+/// A session's TTL: short, so that leases expire within a run.
+pub(crate) fn draw_ttl_ms(rng: &SimRng) -> u32 {
+    1_500 + rng.below(4_000) as u32
 }
 
 /// A clock's rate error.

@@ -7,20 +7,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use leasehold_core::invariants;
-use leasehold_protocol::command::Command;
-use leasehold_protocol::ids::Token;
-use leasehold_protocol::outcome::Outcome;
-use leasehold_server::env::Clock;
-use leasehold_server::rt::sim::{DomainId, JoinHandle, SimClock, SimRng, SimRt};
+use leasehold_server::rt::sim::{DomainId, JoinHandle, SimRng, SimRt, SimWorld};
 use openraft_rt::AsyncRuntime;
 
-use crate::check::check;
+use crate::check::{check, expiries};
 use crate::client::Client;
 use crate::cluster::Cluster;
 use crate::faults::{Tally, storm};
 use crate::history::History;
-use crate::params::Params;
-use crate::wire::request;
+use crate::params::{Params, draw_rate_ppm, draw_ttl_ms};
 
 /// Within this, after all faults are taken back, everything must work again.
 const HEAL_LIMIT: Duration = Duration::from_secs(60);
@@ -42,7 +37,6 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
     let (cluster, history, tally) = rt.block_on(async {
         let cluster = Cluster::start(&world, params);
         cluster.form().await;
-        begin(&cluster).await;
         let work = start_clients(&cluster, params);
         let storm = storm(&cluster, &work.domains, params.storm, params.fault_pause_max);
         let tally = storm.await;
@@ -54,40 +48,36 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
     report(seed, &cluster, &history, &tally)
 }
 
-/// Gives the shard its token base.
-async fn begin(cluster: &Cluster) {
-    loop {
-        let node = cluster.leader().and_then(|machine| machine.running());
-        let leading = node.and_then(|node| Some((node.group.leadership()?, node.group)));
-        if let Some((leadership, group)) = leading {
-            let begin = request(SimClock.wall_ms(), &Command::Begin { token_base: Token(1 << 20) });
-            let outcomes = group.propose(leadership, begin.into()).await;
-            if matches!(outcomes.as_deref(), Ok([Outcome::Begun { .. }])) {
-                return;
-            }
-        }
-        SimRt::sleep(Duration::from_millis(10)).await;
-    }
-}
-
 fn start_clients(cluster: &Cluster, params: Params) -> Work {
     let (stop, history) = (Rc::new(Cell::new(false)), Rc::new(History::default()));
     let mut work = Work { domains: vec![], clients: vec![], stop, history };
+    let world = &cluster.world;
     for id in 1..=params.clients {
-        let domain = cluster.world.add_domain(Duration::from_secs(id), 0);
+        let rate_ppm = draw_rate_ppm(world.rng());
+        let domain = world.add_domain(Duration::from_secs(id), rate_ppm);
         let client = Client {
             id,
-            net: cluster.net.clone(),
+            host: cluster.net.host(domain),
             domain,
-            rng: cluster.world.rng().fork(),
+            rate_ppm,
+            ttl_ms: draw_ttl_ms(world.rng()),
+            rng: world.rng().fork(),
             params,
             history: work.history.clone(),
             stop: work.stop.clone(),
         };
         work.domains.push(domain);
-        work.clients.push(cluster.world.spawn_in(domain, client.run()));
+        work.clients.push(SimRt::spawn(supervise(world.clone(), Rc::new(client))));
     }
     work
+}
+
+/// A client that is killed comes back as a new one after a while.
+async fn supervise(world: SimWorld, client: Rc<Client>) {
+    while world.spawn_in(client.domain, client.clone().run()).await.is_err() {
+        SimRt::sleep(Duration::from_millis(world.rng().below(3_000))).await;
+        world.revive(client.domain);
+    }
 }
 
 /// G8: without faults, all clients come to their end and all nodes agree.
@@ -95,7 +85,7 @@ async fn heal(cluster: &Cluster, work: Work) {
     work.stop.set(true);
     let finish = async {
         for client in work.clients {
-            client.await.expect("nobody kills clients");
+            client.await.expect("the harness lives");
         }
         while !cluster.agrees() {
             SimRt::sleep(Duration::from_millis(5)).await;
@@ -122,14 +112,17 @@ fn report(seed: u64, cluster: &Cluster, history: &History, tally: &Tally) -> Exi
     let world = &cluster.world;
     let boots: u64 = cluster.machines.iter().map(|machine| machine.boots()).sum();
     let grants = history.holds.borrow().len();
+    let expiries = expiries(&cluster.ledger);
     println!(
         "seed {seed}: hash {:016x}  {:.1} s simulated, {} polls, {grants} grants, {} acknowledged, \
-         {} retries, {boots} boots, {} faults ({})",
+         {} reads, {} retries, {} sessions lost, {expiries} expired, {boots} boots, {} faults ({})",
         world.hash(),
         world.now_ns() as f64 / 1e9,
         world.polls(),
         history.acked.borrow().len(),
-        history.retries.borrow(),
+        history.reads.borrow().len(),
+        history.retries.get(),
+        history.lost.get(),
         tally.total(),
         tally.text(),
     );
