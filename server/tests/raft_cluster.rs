@@ -128,7 +128,9 @@ fn a_damaged_snapshot_is_passed_over() {
         // With all of them damaged, the node says so instead of inventing a state.
         let names = snapshots_of(&cluster, 2).await;
         cluster.kill(2);
-        names.iter().for_each(|name| cluster.machine(2).disk.borrow().rot(name, 310, 8));
+        for name in &names {
+            cluster.machine(2).disk.borrow().rot(name, 310, 8);
+        }
         let error = cluster.start(2).await.unwrap_err();
         assert!(matches!(error, GroupError::SnapshotMissing { covered: 0, .. }), "{error}");
     });
@@ -136,7 +138,7 @@ fn a_damaged_snapshot_is_passed_over() {
 
 async fn snapshots_of(cluster: &Cluster, node: u64) -> Vec<String> {
     let disk = cluster.machine(node).disk.borrow().clone();
-    let mut names = disk.list().await.unwrap();
+    let mut names = disk.list().await.expect("the disk works");
     names.retain(|name| name.starts_with("snapshot-"));
     names
 }
@@ -220,5 +222,93 @@ fn a_single_node_is_its_own_quorum() {
         cluster.group(1).initialize([(1, member(1))].into()).await.unwrap();
         cluster.group(1).trigger_snapshot().await;
         until("the snapshot is there", || cluster.group(1).status().snapshot_index > 0).await;
+    });
+}
+
+#[test]
+fn many_bytes_cut_the_log_however_many_entries_it_may_keep() {
+    run(10, async {
+        let cluster = Cluster::formed_with(3, |spec| spec.snapshot_bytes = 4 * 1024).await;
+        let (leader, _) = cluster.leader().await;
+        let away = leader % 3 + 1;
+        cluster.kill(away);
+        for secret in 0..150 {
+            cluster.open_lease(secret).await;
+        }
+        cluster.start(away).await.unwrap();
+        cluster.agree().await;
+        assert_eq!(cluster.running(away).seen.installed.get(), 1, "its entries were gone");
+        // Each node restarts from its own snapshot and what is left of its log.
+        (1..=3).for_each(|node| cluster.kill(node));
+        for node in 1..=3 {
+            cluster.start(node).await.unwrap();
+            assert_eq!(cluster.running(node).seen.installed.get(), 1);
+        }
+        cluster.leader().await;
+        cluster.agree().await;
+    });
+}
+
+#[test]
+fn a_deposed_leaders_proposals_all_end_and_it_follows_again() {
+    for seed in 0..3 {
+        run(20 + seed, async {
+            let small = |spec: &mut GroupSpec| {
+                spec.snapshot_entries = 20;
+                spec.log_keep = 40;
+            };
+            let cluster = Cluster::formed_with(3, small).await;
+            cluster.open_lease(0).await;
+            let (old, leadership) = cluster.leader().await;
+            let others: Vec<_> = cluster.machines.values().filter(|m| m.node.0 != old).collect();
+            let others: Vec<_> = others.iter().map(|machine| machine.domain).collect();
+            cluster.net.partition(&[cluster.machine(old).domain], &others);
+            let group = cluster.group(old);
+            let pending = (0..50).map(|secret| group.propose(leadership, opening(secret)));
+            let mut pending = Box::pin(futures_util::future::join_all(pending));
+            assert_eq!((&mut pending).now_or_never(), None);
+            cluster.leader_but(old).await;
+            for secret in 0..150 {
+                cluster.open_lease(secret).await;
+            }
+            cluster.net.heal_all();
+            for ended in pending.await {
+                assert!(
+                    matches!(ended, Err(ProposeError::Unknown | ProposeError::NotLeader { .. })),
+                    "seed {seed}: {ended:?}"
+                );
+            }
+            cluster.agree().await;
+            let state = cluster.running(old).state;
+            assert_eq!(state.borrow().leases_len(), 150, "seed {seed}");
+        });
+    }
+}
+
+/// Five voters: the old leader reaches one bridge, which reaches two more; the fifth is alone.
+#[test]
+fn a_connected_majority_elects_a_leader_past_the_old_one() {
+    run(30, async {
+        let cluster = Cluster::formed_with(5, |spec| spec.probe_quorum_loss = true).await;
+        cluster.open_lease(0).await;
+        let (old, _) = cluster.leader().await;
+        let others: Vec<u64> = (1..=5).filter(|node| *node != old).collect();
+        let (bridge, majority, alone) = (others[0], &others[..3], others[3]);
+        let domain = |node: u64| cluster.machine(node).domain;
+        for node in (1..=5).filter(|node| *node != alone) {
+            cluster.net.partition(&[domain(alone)], &[domain(node)]);
+        }
+        for node in majority.iter().filter(|node| **node != bridge) {
+            cluster.net.partition(&[domain(old)], &[domain(*node)]);
+        }
+        let before = cluster.world.now_ns();
+        let (new, leadership) = cluster.leader_but(old).await;
+        assert!(majority.contains(&new));
+        let opened = cluster.group(new).propose(leadership, opening(1)).await;
+        assert!(opened.is_ok(), "{opened:?}");
+        let took = (cluster.world.now_ns() - before) / 1_000_000;
+        assert!(took < 10_000, "{took} ms");
+        cluster.net.heal_all();
+        cluster.agree().await;
     });
 }

@@ -220,8 +220,8 @@ impl Core {
         let op = &self.ops[&id];
         let key = op.lease;
         let lease = self.leases.get_mut(&key).expect("a pending op has a lease");
-        if let Some(blocked) = lease.leaving.get_mut(&op.key) {
-            return blocked.push(id);
+        if let Some(leaving) = lease.leaving.get_mut(&op.key) {
+            return leaving.blocked.push(id);
         }
         let number = lease.id.and_then(|_| lease.numbers.take());
         let Some(number) = number else { return lease.unsent.push_back(id) };
@@ -518,7 +518,9 @@ impl Core {
         if let Some(own) = op.own_lease {
             self.remove_lease(own);
         }
-        self.arrived(op.lease, &op.key);
+        for _ in 0..usize::from(op.cancel.is_some()) + usize::from(op.release.is_some()) {
+            self.arrived(op.lease, &op.key);
+        }
         self.forget_if_unused(op.lease);
         self.arm(op.lease);
     }

@@ -16,6 +16,7 @@ use leasehold_protocol::reply::{ErrorReply, LeaderHint, OutcomeReply, Reply, Ser
 use leasehold_protocol::request::{ClientHello, CommandRequest, Request};
 use leasehold_protocol::shard::{KEY_HASH_CRC32C, check_shards};
 
+use super::rng::Backoff;
 use super::route::{Choice, InFlight, Lane, is_final_refusal};
 use super::{
     Call, CallId, ConnId, Core, Event, ExchangeId, LeaseKey, OpId, Output, SessionId, Timer,
@@ -29,17 +30,29 @@ const HEDGE: Duration = Duration::from_millis(250);
 const PROBE_AFTER: Duration = Duration::from_secs(2);
 /// Hints followed at once; after that a request that is passed around rests between attempts.
 const REDIRECTS_MAX: u32 = 2;
+/// Failed attempts, about a second of them, after which the pauses grow.
+const QUICK_RETRIES: u32 = 16;
 
 /// Whose request it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     Open(LeaseKey),
+    /// An open whose lease nobody wants any more: if it comes, it is closed.
+    Orphan {
+        shard: ShardId,
+        secret: Secret,
+    },
     Acquire(OpId),
     Cancel(OpId),
     Release(OpId),
     Renew(Vec<LeaseKey>),
     Holds(LeaseKey),
-    Close { shard: ShardId, lease: LeaseId, secret: Secret, session: Option<SessionId> },
+    Close {
+        shard: ShardId,
+        lease: LeaseId,
+        secret: Secret,
+        session: Option<SessionId>,
+    },
     Call(CallId),
 }
 
@@ -137,6 +150,19 @@ impl Core {
         }
     }
 
+    /// An open that nobody waits for any more goes on only to be undone.
+    pub(super) fn orphan(&mut self, id: Option<ExchangeId>, shard: ShardId, secret: Secret) {
+        let Some(id) = id else { return };
+        let deadline = self.now.after(self.timing.call);
+        match self.exchanges.get_mut(&id) {
+            Some(exchange) if matches!(exchange.state, State::Sent(_)) => {
+                exchange.owner = Owner::Orphan { shard, secret };
+                exchange.deadline = deadline;
+            }
+            _ => self.kill(Some(id)),
+        }
+    }
+
     /// What would be said about this exchange if it ended now.
     pub(super) fn verdict(&self, id: Option<ExchangeId>) -> Failure {
         id.and_then(|id| self.exchanges.get(&id))
@@ -222,6 +248,8 @@ impl Core {
             Owner::Release(op) => self.build_release(*op, timeout_ms),
             Owner::Renew(leases) => self.build_renew(leases, timeout_ms),
             Owner::Holds(lease) => self.build_holds(*lease, timeout_ms),
+            // It is not sent again.
+            Owner::Orphan { .. } => None,
             Owner::Close { shard, lease, secret, .. } => {
                 let command = Command::Close { lease: *lease, secret: *secret };
                 Some((as_request(*shard, timeout_ms, command), Vec::new()))
@@ -264,12 +292,13 @@ impl Core {
         let refusal = is_final_refusal(why.code).then(|| why.clone());
         self.timers.cancel(Timer::Conn(conn));
         for id in self.router.drop_conn(conn, refusal, self.now, &mut self.rng) {
+            let soon = self.retry_pause(1);
             let Some(exchange) = self.exchanges.get_mut(&id) else { continue };
             let pause = match exchange.state {
                 State::Parked(at) if at == conn => Duration::ZERO,
                 State::Sent(at) if at == conn => {
                     exchange.uncertain = true;
-                    self.retry.pause(1, &mut self.rng)
+                    soon
                 }
                 // Many may wait on one node; they come back a little apart.
                 State::Queued(at) if at == conn => {
@@ -428,12 +457,18 @@ impl Core {
         }
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
         match reply {
+            // A later attempt is on its way or waits: an earlier one's trouble is old news.
+            Reply::Error(error) if is_retried_here(error.code) && sent_at != exchange.last_sent => {
+            }
             Reply::Error(error) => self.attempt_failed(conn, id, error),
             Reply::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. }) => {
-                exchange.state = State::Queued(conn);
-                exchange.failures = 0;
                 let Owner::Acquire(op) = exchange.owner else { return };
-                self.timers.cancel(Timer::Exchange(id));
+                // The final outcome comes where the acquire was sent last.
+                if sent_at == exchange.last_sent && exchange.state == State::Sent(conn) {
+                    exchange.state = State::Queued(conn);
+                    exchange.failures = 0;
+                    self.timers.cancel(Timer::Exchange(id));
+                }
                 self.acquire_queued(op);
             }
             Reply::Outcome(OutcomeReply { outcome: Outcome::Refused { code, .. }, .. })
@@ -508,9 +543,20 @@ impl Core {
         if at_once {
             return self.dispatch(id, None);
         }
-        let pause = self.retry.pause(failures, &mut self.rng);
+        let pause = self.retry_pause(failures);
         let pause = pause.max(Duration::from_millis(u64::from(error.retry_after_ms)));
         self.set_state(id, State::Resting, self.now.after(pause));
+    }
+
+    /// The pause after a failed attempt. Short while a cluster may just be choosing a leader, long
+    /// when that has taken too long to be it.
+    fn retry_pause(&mut self, failures: u32) -> Duration {
+        let quick = Backoff { first: Duration::from_millis(8), longest: Duration::from_millis(80) };
+        let slow = Backoff { first: Duration::from_millis(80), longest: Duration::from_secs(1) };
+        match failures.checked_sub(QUICK_RETRIES) {
+            None | Some(0) => quick.pause(failures, &mut self.rng),
+            Some(further) => slow.pause(further, &mut self.rng),
+        }
     }
 
     /// The exchange is over: its owner hears.
@@ -520,6 +566,7 @@ impl Core {
         let retried = exchange.attempts > 1;
         match exchange.owner {
             Owner::Open(lease) => self.open_answered(lease, result, sent_at),
+            Owner::Orphan { shard, secret } => self.orphan_answered(shard, secret, result),
             Owner::Acquire(op) => self.acquire_answered(op, retried, result),
             Owner::Cancel(op) => self.cancel_answered(op, result),
             Owner::Release(op) => self.release_answered(op, retried, result),

@@ -24,6 +24,14 @@ use super::{Call, CallId, Core, Event, ExchangeId, HoldChange, LeaseKey, OpId, S
 use crate::clock::{BootTime, margin};
 use crate::error::Failure;
 
+/// Releases and cancels of one key on their way, and the acquires of the same key that wait for
+/// them: those travel on another connection and must not overtake.
+#[derive(Debug, Default)]
+pub(super) struct Leaving {
+    pub(super) on_their_way: usize,
+    pub(super) blocked: Vec<OpId>,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Lease {
@@ -47,9 +55,8 @@ pub(crate) struct Lease {
     pub(super) unsent: VecDeque<OpId>,
     /// Releases without an answer.
     pub(super) releasing: BTreeSet<OpId>,
-    /// Keys whose release or cancel is on its way, and the acquires of the same key that wait for
-    /// it: they travel on another connection and must not overtake it.
-    pub(super) leaving: BTreeMap<Vec<u8>, Vec<OpId>>,
+    /// Keys that are being given back.
+    pub(super) leaving: BTreeMap<Vec<u8>, Leaving>,
     /// Holds whose end is forced, by the time at which they end.
     pub(super) capped: BTreeSet<(BootTime, OpId)>,
     /// Renewals that a user asked for.
@@ -173,6 +180,20 @@ impl Core {
         }
     }
 
+    /// A lease that nobody wants any more was opened all the same.
+    pub(super) fn orphan_answered(
+        &mut self,
+        shard: ShardId,
+        secret: Secret,
+        result: Result<Reply, Failure>,
+    ) {
+        if let Ok(Reply::Outcome(OutcomeReply { outcome: Outcome::Opened { lease, .. }, .. })) =
+            result
+        {
+            self.start_close(shard, lease, secret, None, self.now.after(self.timing.call));
+        }
+    }
+
     /// The lease could not be opened: whoever waited for it hears why.
     fn drop_unopened(&mut self, key: LeaseKey, failure: &Failure) {
         let lease = self.leases.get(&key).expect("the caller looked it up");
@@ -260,7 +281,10 @@ impl Core {
     /// The lease is over: holds are lost, waits fail, nothing is sent for it any more but a close
     /// that frees its keys early.
     pub(super) fn end_lease(&mut self, key: LeaseKey, cause: LossCause) {
-        let Some(lease) = self.leases.get(&key) else { return };
+        let Some(lease) = self.leases.get_mut(&key) else { return };
+        // Nothing is sent under it any more, whatever the end of a hold makes room for.
+        lease.leaving.clear();
+        lease.unsent.clear();
         let (shard, session) = (lease.shard, lease.session);
         let unread = (lease.id, lease.secret, lease.ttl);
         let holds: Vec<OpId> = lease.holds.values().copied().collect();
@@ -288,7 +312,7 @@ impl Core {
         let Some(lease) = self.leases.remove(&key) else { return };
         self.timers.cancel(Timer::Lease(key));
         self.renewals.remove(&(lease.shard, lease.renew_at, key));
-        self.kill(lease.opening);
+        self.orphan(lease.opening, lease.shard, lease.secret);
         self.kill(lease.reading);
         if let Some(session) = lease.session.and_then(|id| self.sessions.get_mut(&id)) {
             session.leases.remove(&lease.shard);

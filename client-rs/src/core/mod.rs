@@ -48,7 +48,7 @@ pub(crate) use self::cell::HoldCell;
 pub use self::cell::{HoldState, LossCause, RiskCause};
 use self::exchange::{Exchange, Owner};
 use self::lease::Lease;
-use self::rng::{Backoff, Rng};
+use self::rng::Rng;
 use self::route::Router;
 use self::session::Session;
 use self::timers::Timers;
@@ -176,7 +176,6 @@ pub(crate) struct Core {
     now: BootTime,
     timers: Timers<Timer>,
     router: Router,
-    retry: Backoff,
     exchanges: BTreeMap<ExchangeId, Exchange>,
     sessions: BTreeMap<SessionId, Session>,
     leases: BTreeMap<LeaseKey, Lease>,
@@ -197,7 +196,6 @@ impl Core {
             now: BootTime(0),
             timers: Timers::new(),
             router: Router::new(endpoints),
-            retry: Backoff { first: Duration::from_millis(8), longest: Duration::from_millis(500) },
             exchanges: BTreeMap::new(),
             sessions: BTreeMap::new(),
             leases: BTreeMap::new(),

@@ -29,7 +29,7 @@ impl Core {
         let name = op.key.clone();
         let lease = self.leases.get_mut(&key).expect("a pending op has a lease");
         lease.numbers.begin(number);
-        lease.leaving.entry(name).or_default();
+        lease.leaving.entry(name).or_default().on_their_way += 1;
         let shard = lease.shard;
         let cancel = Cancel { exchange: None, release_if_granted };
         self.ops.get_mut(&id).expect("looked up above").cancel = Some(cancel);
@@ -50,7 +50,9 @@ impl Core {
     }
 
     pub(super) fn cancel_answered(&mut self, id: OpId, result: Result<Reply, Failure>) {
-        let Some(op) = self.ops.get(&id) else { return };
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        // From here on it is not on its way; `arrived` below says so to others.
+        op.cancel = None;
         let (key, name) = (op.lease, op.key.clone());
         let number = Number(op.number.expect("it was sent").0 + 1);
         if let Some(lease) = self.leases.get_mut(&key) {
@@ -64,7 +66,7 @@ impl Core {
         let granted = op_is_granted(self, id);
         match outcome {
             // Granted before, and given back by this cancel.
-            Ok(Outcome::Released { .. }) if granted => return self.remove_op(id),
+            Ok(Outcome::Released { .. }) if granted => self.remove_op(id),
             // The outcome of the acquire itself has come meanwhile.
             _ if granted => {}
             // A grant that is heard of through a cancel may be old.
@@ -76,7 +78,13 @@ impl Core {
     /// A release or cancel of this key is done: acquires that waited for it go out.
     pub(super) fn arrived(&mut self, key: LeaseKey, name: &[u8]) {
         let Some(lease) = self.leases.get_mut(&key) else { return };
-        for op in lease.leaving.remove(name).unwrap_or_default() {
+        let Some(leaving) = lease.leaving.get_mut(name) else { return };
+        leaving.on_their_way -= 1;
+        if leaving.on_their_way > 0 {
+            return;
+        }
+        let blocked = lease.leaving.remove(name).expect("just looked up").blocked;
+        for op in blocked {
             let waits = |op: &super::Op| op.lease == key && op.number.is_none();
             if self.ops.get(&op).is_some_and(waits) {
                 self.try_send(op);
@@ -127,7 +135,7 @@ impl Core {
             None => BootTime::NEVER,
         };
         if let Some(lease) = self.leases.get_mut(&key) {
-            lease.leaving.entry(name).or_default();
+            lease.leaving.entry(name).or_default().on_their_way += 1;
             if own.is_none() {
                 lease.numbers.begin(number);
             }

@@ -95,11 +95,11 @@ fn pairs(state: &mut State, number: &mut u64) {
 
 /// Of the last grant among the events.
 fn granted(events: &[Event]) -> Token {
-    let tokens = events.iter().filter_map(|event| match event.kind {
+    let mut tokens = events.iter().rev().filter_map(|event| match event.kind {
         EventKind::Granted { token, .. } => Some(token),
         _ => None,
     });
-    tokens.last().expect("a grant")
+    tokens.next().expect("a grant")
 }
 
 /// One key with 10,000 waiters: the holder releases and queues again.
@@ -170,11 +170,19 @@ fn main() {
     report(&format!("encoding one of {len} chunks"), len, || {
         black_box(Encoder::new(&state).map(|chunk| chunk.len()).sum::<usize>());
     });
-    report(&format!("decoding one of {len} chunks, checks included"), len, || {
+    let items = (state.leases_len() + state.keys_len()) as u64;
+    let mut read = Vec::new();
+    report(&format!("decoding one of {len} chunks"), len, || {
         let mut decoder = Decoder::new();
-        chunks.iter().for_each(|chunk| decoder.feed(chunk).expect("good"));
-        black_box(decoder.finish().expect("good").digest());
+        for chunk in &chunks {
+            decoder.feed(chunk).expect("good");
+        }
+        read.push(decoder);
     });
+    report(&format!("checking one of {items} leases and keys of a snapshot"), items, || {
+        black_box(read.pop().expect("one per round").finish().expect("good").digest());
+    });
+
     number += 1_000_000;
     report("acquire + release while a view is frozen", LEASES, || {
         let frozen = Encoder::new(&state);
@@ -182,6 +190,28 @@ fn main() {
         drop(frozen);
     });
 
+    ending_a_lease();
+    batches_and_wheel();
+}
+
+fn ending_a_lease() {
+    const HOLDS: u64 = 4_000;
+    let mut state = populated();
+    let mut lease = LEASES;
+    let mut events = Vec::new();
+    report("opening a lease, granting it a hold, ending both with it", HOLDS, || {
+        let open = Command::Open { ttl_ms: 15_000, secret: SECRET, label: b"many".to_vec() };
+        state.apply(0, &open, &mut events);
+        lease += 1;
+        for n in 0..HOLDS {
+            state.apply(0, &acquire(lease, 3 * n + 1, key(LEASES + n + 1), 0), &mut events);
+        }
+        state.apply(0, &Command::Expire { lease: LeaseId(lease) }, &mut events);
+        events.clear();
+    });
+}
+
+fn batches_and_wheel() {
     let commands: Vec<_> = (0..256).map(|n| acquire(n + 1, 4, key(n), 0)).collect();
     let batch = Batch { wall_ms: 1, commands };
     let bytes = batch.encode();

@@ -433,6 +433,65 @@ impl<'a, K, V> Iterator for Iter<'a, K, V> {
     }
 }
 
+/// Entries in order, by value. Each node is given up as soon as its last entry was taken.
+pub(crate) struct IntoIter<K, V> {
+    inner: Vec<alloc::vec::IntoIter<Child<K, V>>>,
+    leaf: Option<Rc<Node<K, V>>>,
+    /// Entries taken from the leaf.
+    taken: usize,
+}
+
+impl<K: Clone, V: Clone> IntoIter<K, V> {
+    fn descend(&mut self, node: Rc<Node<K, V>>) {
+        let mut node = node;
+        while let Node::Inner(_) = *node {
+            let Node::Inner(children) = Rc::unwrap_or_clone(node) else { unreachable!() };
+            let mut rest = children.into_iter();
+            node = rest.next().expect("an inner node has children").node;
+            self.inner.push(rest);
+        }
+        self.leaf = Some(node);
+        self.taken = 0;
+    }
+
+    fn next_of_leaf(&mut self) -> Option<(K, V)> {
+        let Node::Leaf(leaf) = &**self.leaf.as_ref()? else { return None };
+        let (key, value) = leaf.get(self.taken)?;
+        self.taken += 1;
+        Some((key.clone(), value.clone()))
+    }
+}
+
+impl<K: Clone, V: Clone> Iterator for IntoIter<K, V> {
+    type Item = (K, V);
+
+    fn next(&mut self) -> Option<(K, V)> {
+        loop {
+            if let Some(entry) = self.next_of_leaf() {
+                return Some(entry);
+            }
+            self.leaf = None;
+            match self.inner.last_mut()?.next() {
+                Some(child) => self.descend(child.node),
+                None => drop(self.inner.pop()),
+            }
+        }
+    }
+}
+
+impl<K: Clone, V: Clone> IntoIterator for Map<K, V> {
+    type Item = (K, V);
+    type IntoIter = IntoIter<K, V>;
+
+    fn into_iter(self) -> IntoIter<K, V> {
+        let mut iter = IntoIter { inner: Vec::new(), leaf: None, taken: 0 };
+        if let Some(root) = self.root {
+            iter.descend(root);
+        }
+        iter
+    }
+}
+
 #[cfg(test)]
 #[path = "cow_tests.rs"]
 mod tests;

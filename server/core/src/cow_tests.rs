@@ -43,6 +43,7 @@ fn check(map: &Map<u16, u32>, model: &BTreeMap<u16, u32>) {
     assert_eq!(map.len(), model.len());
     assert_eq!(map.is_empty(), model.is_empty());
     assert!(map.iter().eq(model.iter()));
+    assert!(map.clone().into_iter().eq(model.clone()));
     assert_eq!(map.first(), model.first_key_value());
     assert_eq!(map.last(), model.last_key_value());
     if let Some(root) = &map.root {

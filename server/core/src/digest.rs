@@ -9,7 +9,7 @@ use leasehold_protocol::outcome::{Grant, Outcome};
 use crate::hash::{Mix, Sum};
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
-use crate::table::{Hold, Lease, Waiter};
+use crate::table::{Hold, KeyState, Lease, Waiter};
 
 const STATE: u64 = 1;
 const LEASE: u64 = 2;
@@ -29,25 +29,27 @@ pub(crate) fn whole(state: &State, items: Sum) -> u64 {
         .done()
 }
 
-/// The sum over all items, computed from scratch.
-pub(crate) fn recompute(state: &State) -> Sum {
+/// The sum over a lease and its retry memory.
+pub(crate) fn lease_and_memory(id: LeaseId, item: &Lease) -> Sum {
     let mut sum = Sum::default();
-    for (id, item) in state.leases.iter() {
-        sum.add(lease(item));
-        for (number, item) in item.memory.records.iter() {
-            sum.add(record(*id, *number, item));
-        }
-        for (number, item) in item.memory.late.iter() {
-            sum.add(late_record(*id, *number, item));
-        }
+    sum.add(lease(item));
+    for (number, item) in item.memory.records.iter() {
+        sum.add(record(id, *number, item));
     }
-    for (key, item) in state.keys.iter() {
-        for (lease, item) in item.holds.iter() {
-            sum.add(hold(key, *lease, item));
-        }
-        for (place, item) in item.queue.iter() {
-            sum.add(waiter(key, *place, item));
-        }
+    for (number, item) in item.memory.late.iter() {
+        sum.add(late_record(id, *number, item));
+    }
+    sum
+}
+
+/// The sum over a key's holds and waiters.
+pub(crate) fn key(key: &[u8], item: &KeyState) -> Sum {
+    let mut sum = Sum::default();
+    for (lease, item) in item.holds.iter() {
+        sum.add(hold(key, *lease, item));
+    }
+    for (place, item) in item.queue.iter() {
+        sum.add(waiter(key, *place, item));
     }
     sum
 }

@@ -108,13 +108,7 @@ impl State {
     /// Takes a lease and its memory out of the tables; its claims are the caller's to end.
     pub(crate) fn forget_lease(&mut self, id: LeaseId) -> Rc<Lease> {
         let lease = self.leases.remove(&id).expect("the caller knows the lease to be live");
-        self.sum.sub(digest::lease(&lease));
-        for (number, record) in lease.memory.records.iter() {
-            self.sum.sub(digest::record(id, *number, record));
-        }
-        for (number, record) in lease.memory.late.iter() {
-            self.sum.sub(digest::late_record(id, *number, record));
-        }
+        self.sum.sub(digest::lease_and_memory(id, &lease).0);
         lease
     }
 }

@@ -186,3 +186,68 @@ impl State {
         self.shard
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use leasehold_protocol::command::{Caller, OwnLease};
+    use leasehold_protocol::ids::{Mode, Number, Secret};
+    use leasehold_protocol::limits::LEASES_MAX;
+
+    use super::*;
+
+    const SECRET: Secret = Secret([1; 16]);
+
+    fn apply(state: &mut State, command: &Command) -> Outcome {
+        state.apply(0, command, &mut Vec::new())
+    }
+
+    fn open() -> Command {
+        Command::Open { ttl_ms: 5_000, secret: SECRET, label: vec![] }
+    }
+
+    fn acquire(number: u64, own: bool) -> Command {
+        let (floor, acks) = (Number(0), vec![]);
+        let caller =
+            Caller { lease: LeaseId(1), secret: SECRET, number: Number(number), floor, acks };
+        let own = own.then_some(OwnLease { ttl_ms: 5_000, secret: SECRET });
+        let key = number.to_le_bytes()[..1].to_vec();
+        Command::Acquire { caller, key, mode: Mode::EXCLUSIVE, own, value: vec![], wait_ms: 0 }
+    }
+
+    fn ready() -> State {
+        let mut state = State::new(ShardId(0));
+        apply(&mut state, &Command::Begin { token_base: Token(100) });
+        apply(&mut state, &open());
+        state
+    }
+
+    fn code(outcome: &Outcome) -> Option<ErrorCode> {
+        match outcome {
+            Outcome::Refused { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Filling the real tables takes too long; the counters that are compared are set instead.
+    #[test]
+    fn leases_are_bounded_with_those_that_waiters_will_need() {
+        let mut state = ready();
+        state.own_waiters = LEASES_MAX - 2;
+        assert_eq!(code(&apply(&mut state, &acquire(1, true))), None);
+        assert_eq!(code(&apply(&mut state, &open())), Some(ErrorCode::LEASES_FULL));
+        assert_eq!(code(&apply(&mut state, &acquire(4, true))), Some(ErrorCode::LEASES_FULL));
+        assert_eq!(code(&apply(&mut state, &acquire(4, false))), None, "it was not remembered");
+    }
+
+    #[test]
+    fn holds_and_waiters_are_bounded() {
+        let mut state = ready();
+        state.claims = CLAIMS_MAX - 1;
+        assert_eq!(code(&apply(&mut state, &acquire(1, false))), None);
+        assert_eq!(code(&apply(&mut state, &acquire(4, false))), Some(ErrorCode::BUSY));
+        state.claims -= 1;
+        assert_eq!(code(&apply(&mut state, &acquire(4, false))), None, "it was not remembered");
+    }
+}

@@ -40,7 +40,7 @@ pub trait Front {
 }
 
 /// A connection as its core's other tasks see it.
-pub struct Connection {
+struct Connection {
     front: Rc<dyn Front>,
     conn: RefCell<ServerConn>,
     /// Output, or the end, waits for the writing task.

@@ -43,39 +43,39 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(3_000);
 
 /// Who this process is.
 #[derive(Clone, Debug)]
-pub struct Who {
+pub(super) struct Who {
     /// Whose data directory it uses.
-    pub owner: Owner,
+    pub(super) owner: Owner,
     /// How often that directory was opened.
-    pub boot: u64,
+    pub(super) boot: u64,
     /// This process's own.
-    pub nonce: [u8; 16],
+    pub(super) nonce: [u8; 16],
     /// The cluster secret; empty for a single node without one.
-    pub secret: Arc<[u8]>,
+    pub(super) secret: Arc<[u8]>,
 }
 
 /// What a core needs to run.
-pub struct CoreInput {
+pub(super) struct CoreInput {
     /// The configuration.
-    pub config: Arc<Config>,
+    pub(super) config: Arc<Config>,
     /// Who this process is.
-    pub who: Who,
+    pub(super) who: Who,
     /// On core 0: the data directory.
-    pub dir: Option<DataDir>,
+    pub(super) dir: Option<DataDir>,
     /// This core's part of it.
-    pub core_dir: PathBuf,
+    pub(super) core_dir: PathBuf,
     /// What other threads tell this core.
-    pub inbox: Inbox<ToCore>,
+    pub(super) inbox: Inbox<ToCore>,
     /// To all cores' inboxes.
-    pub posts: Vec<Post<ToCore>>,
+    pub(super) posts: Vec<Post<ToCore>>,
     /// The lanes to the other cores.
-    pub ports: Ports<Hop>,
+    pub(super) ports: Ports<Hop>,
     /// Where figures go.
-    pub metrics: Arc<Metrics>,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 /// A core's main future. Returns after an orderly stop.
-pub async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
+pub(super) async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
     let peers = peers(&core, &input);
     let founding = match input.dir.take() {
         Some(dir) => Some(Founding::new(&input.config, &input.who, dir)?),
@@ -102,6 +102,7 @@ pub async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
         (record.cluster, record.shards),
         shards.clone(),
         Rc::clone(&peers),
+        record.members.iter().map(|m| (m.node, m.client_addr.clone())).collect(),
         hops,
     );
     let running = Running {
@@ -466,6 +467,9 @@ async fn end_on_failure(wal: Wal<Production>) {
 /// A stopped engine answers nobody; a restart begins from what is on disk.
 async fn end_on_engine_failure(shard: Rc<Shard<Production>>) {
     let reason = shard.group().failed().await;
+    if shard.is_stopping() {
+        return;
+    }
     tracing::error!(shard = shard.id().0, "the Raft engine stopped, stopping: {reason}");
     std::process::exit(i32::from(Exit::Internal.code()));
 }

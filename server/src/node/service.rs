@@ -16,7 +16,7 @@ use crate::raft::{PeerInfo, PeerService};
 use crate::shard::FORWARD_KIND;
 
 /// One core's service.
-pub struct CoreService {
+pub(super) struct CoreService {
     /// On core 0 only.
     founding: Option<Rc<Founding>>,
     forward: RefCell<Option<Rc<ForwardService<Production>>>>,
@@ -24,12 +24,12 @@ pub struct CoreService {
 
 impl CoreService {
     /// Serves the birth only, until `open`.
-    pub fn new(founding: Option<Rc<Founding>>) -> Rc<Self> {
+    pub(super) fn new(founding: Option<Rc<Founding>>) -> Rc<Self> {
         Rc::new(Self { founding, forward: RefCell::default() })
     }
 
     /// The shards run: forwarded requests are taken from now on.
-    pub fn open(&self, router: Rc<Router<Production>>) {
+    pub(super) fn open(&self, router: Rc<Router<Production>>) {
         self.forward.replace(Some(Rc::new(ForwardService::new(router))));
     }
 

@@ -18,13 +18,13 @@ use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::peer;
 use leasehold_protocol::reply::Role;
 use openraft::async_runtime::{Select2, WatchReceiver};
-use openraft::errors::{ClientWriteError, ForwardReason, InitializeError, RaftError};
+use openraft::errors::{ClientWriteError, Fatal, ForwardReason, InitializeError, RaftError};
 use openraft::impls::OneshotResponder;
 use openraft::{AsyncRuntime, Raft, ServerState};
 
 use super::machine::{ApplySink, Machine, Progress};
 use super::network::Network;
-use super::peers::{Class, Peers};
+use super::peers::{Class, Peers, RaftService};
 use super::rounds::{Ended, Rounds};
 use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
@@ -34,8 +34,11 @@ use super::types::{EntryData, Leadership, LogId, Member, RaftTypes};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
-/// Longest batch that is proposed, in bytes.
-pub const BATCH_LEN_MAX: usize = 1024 * 1024;
+/// Longest batch that is proposed, in bytes. A WAL takes it if its segments have 1 MiB or more.
+pub const BATCH_LEN_MAX: usize = 128 * 1024;
+
+/// Longest wait for a snapshot before its log is cut; it goes on by itself.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Why a group was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -167,6 +170,8 @@ pub struct Group<E: Env> {
     pub(super) peers: Rc<Peers<E>>,
     pub(super) snapshots: Rc<Snapshots<E>>,
     pub(super) receiving: RefCell<Option<Receiving<E>>>,
+    /// Why the group stopped by itself, if the engine does not know.
+    broken: RefCell<Option<String>>,
     stopped: Rc<Signal>,
 }
 
@@ -175,7 +180,6 @@ impl<E: Env> Group<E> {
     ///
     /// `state` is replaced by the newest sound snapshot's, and everything known to be committed is
     /// applied to it, before this returns. It must not be borrowed across an await.
-    #[expect(clippy::too_many_arguments, reason = "each is a part that somebody else owns")]
     pub async fn open(
         spec: GroupSpec,
         wal: WalShard<E>,
@@ -203,11 +207,13 @@ impl<E: Env> Group<E> {
         let raft = Raft::new(spec.node.0, config, network, log.clone(), machine)
             .await
             .map_err(|error| GroupError::Engine(error.to_string()))?;
-        let (stopped, receiving) = (Rc::default(), RefCell::default());
-        let group = Rc::new(Self { spec, raft, log, rounds, peers, snapshots, receiving, stopped });
-        group.peers.register(group.spec.shard, group.clone());
-        group.clone().start_rounds();
-        group.clone().start_snapshots(progress);
+        let (stopped, receiving, broken) = (Rc::default(), RefCell::default(), RefCell::default());
+        let group = Self { spec, raft, log, rounds, peers, snapshots, receiving, broken, stopped };
+        let group = Rc::new(group);
+        let service: Rc<dyn RaftService> = group.clone();
+        group.peers.register(group.spec.shard, Rc::downgrade(&service));
+        group.start_rounds();
+        group.start_snapshots(progress);
         Ok(group)
     }
 
@@ -235,7 +241,13 @@ impl<E: Env> Group<E> {
         metrics.borrow_and_update();
         async move {
             let changed = rounds.changed().since(version);
-            E::Rt::select2(changed, metrics.changed()).await;
+            let engine = async {
+                if metrics.changed().await.is_err() {
+                    // The engine stopped: this group's leadership will not change any more.
+                    std::future::pending::<()>().await;
+                }
+            };
+            E::Rt::select2(changed, engine).await;
         }
     }
 
@@ -362,23 +374,35 @@ impl<E: Env> Group<E> {
         .ok_or(TransferError::NoSuchVoter)
     }
 
-    /// Asks for a snapshot now; one that is being built already will do.
+    /// Takes a snapshot now and cuts the log, so that neither the WAL nor memory keeps more than
+    /// is needed. What stays connects to the snapshot before this one.
     pub async fn trigger_snapshot(&self) {
         // A stopped engine says so through `failed`.
-        let _stopped = self.raft.trigger().snapshot().await;
+        let _stopped = compact::<E>(&self.raft, &self.snapshots).await;
     }
 
-    /// Resolves, with the reason, when the engine stopped by itself: the node must exit.
+    /// Resolves, with the reason, when the group stopped by itself: the node must exit.
     pub async fn failed(&self) -> String {
         let mut metrics = self.raft.metrics();
         loop {
-            if let Err(fatal) = &metrics.borrow_and_update().running_state {
+            let running = metrics.borrow_and_update().running_state.clone();
+            if let Some(reason) = self.broken.borrow().clone() {
+                return reason;
+            }
+            if let Err(fatal) = running {
                 return fatal.to_string();
             }
             if metrics.changed().await.is_err() {
                 return "the engine is gone".to_owned();
             }
         }
+    }
+
+    /// The disk failed under a snapshot: the group stops at once and for good.
+    pub(super) async fn disk_failed(&self, error: &io::Error) {
+        self.rounds.fail();
+        self.broken.borrow_mut().get_or_insert(format!("a snapshot: {error}"));
+        self.shutdown().await;
     }
 
     /// Stops the group. Its proposals end as `Unknown`.
@@ -391,7 +415,7 @@ impl<E: Env> Group<E> {
     }
 
     /// The task that starts an extra round when somebody waits for one: one at a time.
-    fn start_rounds(self: Rc<Self>) {
+    fn start_rounds(&self) {
         let (raft, rounds, stopped) =
             (self.raft.clone(), self.rounds.clone(), self.stopped.clone());
         let heartbeat = self.spec.timings.heartbeat;
@@ -409,19 +433,42 @@ impl<E: Env> Group<E> {
     }
 
     /// The task that takes a snapshot when many bytes were applied.
-    fn start_snapshots(self: Rc<Self>, progress: Rc<Progress>) {
-        let (raft, stopped) = (self.raft.clone(), self.stopped.clone());
+    fn start_snapshots(&self, progress: Rc<Progress>) {
+        let (raft, snapshots) = (self.raft.clone(), self.snapshots.clone());
         let work = async move {
             loop {
                 let version = progress.snapshot_due.version();
                 progress.snapshot_due.since(version).await;
-                if raft.trigger().snapshot().await.is_err() {
+                if compact::<E>(&raft, &snapshots).await.is_err() {
                     return;
                 }
             }
         };
-        drop(E::Rt::spawn(until_stopped::<E>(stopped, work)));
+        drop(E::Rt::spawn(until_stopped::<E>(self.stopped.clone(), work)));
     }
+}
+
+/// Takes a snapshot that covers what is applied now, and cuts the log after the one before it.
+async fn compact<E: Env>(
+    raft: &Engine<E>,
+    snapshots: &Snapshots<E>,
+) -> Result<(), Fatal<RaftTypes<E>>> {
+    let mut metrics = raft.metrics();
+    let applied = metrics.borrow_watched().last_applied;
+    raft.trigger().snapshot().await?;
+    let taken = async {
+        while metrics.borrow_and_update().snapshot < applied {
+            if metrics.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    if E::Rt::timeout(SNAPSHOT_TIMEOUT, taken).await.is_ok()
+        && let Some(upto) = snapshots.previous().and_then(|meta| meta.last_log_id)
+    {
+        raft.trigger().purge_log(upto.index).await?;
+    }
+    Ok(())
 }
 
 async fn until_stopped<E: Env>(stopped: Rc<Signal>, work: impl Future<Output = ()>) {

@@ -41,7 +41,7 @@ const PIPELINE_MAX: usize = 32;
 const PIPELINE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Longest wait for the answer to one step of a snapshot; the last one includes its installation.
 const SNAPSHOT_STEP_TIMEOUT: Duration = Duration::from_secs(10);
-const SNAPSHOT_INSTALL_TIMEOUT: Duration = Duration::from_secs(60);
+const SNAPSHOT_INSTALL_TIMEOUT: Duration = Duration::from_mins(1);
 /// Waits of the engine between attempts to reach a follower.
 const BACK_OFF: [Duration; 4] = [
     Duration::from_millis(50),
@@ -374,11 +374,11 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
         answer.unwrap_or_else(|_| Err(rpc_error(&PeerError::TimedOut))).map(Into::into)
     }
 
-    fn stream_append<'s, S>(
-        &'s mut self,
+    fn stream_append<S>(
+        &mut self,
         mut input: S,
         _option: RPCOption,
-    ) -> LocalBoxFuture<'s, Rpc<Responses<'s, E>, E>>
+    ) -> LocalBoxFuture<'_, Rpc<Responses<'_, E>, E>>
     where
         S: Stream<Item = AppendEntriesRequest<C<E>>> + Unpin + 'static,
     {

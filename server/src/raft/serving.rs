@@ -156,8 +156,10 @@ impl<E: Env> Group<E> {
         let meta = convert::snapshot_meta(request.cover).ok_or(ErrorCode::MALFORMED)?;
         // One at a time: the draft of one that was under way is dropped with it.
         self.receiving.take();
-        let receiving = Receiving::begin(&self.snapshots, meta).await;
-        self.receiving.replace(Some(receiving.map_err(|error| self.failing(&error))?));
+        match Receiving::begin(&self.snapshots, meta).await {
+            Ok(receiving) => self.receiving.replace(Some(receiving)),
+            Err(error) => return Err(self.failing(&error).await),
+        };
         Ok(SnapshotAnswer::Continue)
     }
 
@@ -170,7 +172,7 @@ impl<E: Env> Group<E> {
         }
         match receiving.chunk(&request.bytes).await {
             Ok(()) => {}
-            Err(LoadError::Io(error)) => return Err(self.failing(&error)),
+            Err(LoadError::Io(error)) => return Err(self.failing(&error).await),
             Err(LoadError::Bad(error)) => return Ok(self.bad_snapshot(&error)),
         }
         self.receiving.replace(Some(receiving));
@@ -222,8 +224,9 @@ impl<E: Env> Group<E> {
         SnapshotAnswer::Restart
     }
 
-    fn failing(&self, error: &std::io::Error) -> ErrorCode {
+    async fn failing(&self, error: &std::io::Error) -> ErrorCode {
         tracing::error!(shard = self.spec.shard.0, "writing a snapshot: {error}");
+        self.disk_failed(error).await;
         ErrorCode::STORAGE_FAILED
     }
 }

@@ -253,6 +253,14 @@ impl<E: Env> Log<E> {
         self.shared.wal.purge(last.index, &convert::log_id_record(&last))
     }
 
+    /// The first failure of the WAL ends this node's leadership before the engine hears of it.
+    fn checked(&self, done: Result<(), WalFailed>) -> io::Result<()> {
+        if done.is_err() {
+            self.shared.rounds.fail();
+        }
+        Ok(done?)
+    }
+
     fn membership_changed(&self) {
         let effective = self.membership();
         let voters = effective.membership().get_joint_config().clone();
@@ -293,7 +301,7 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
     async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
         self.shared.rounds.asked(vote);
         let record = convert::vote_record(vote);
-        self.shared.wal.save_vote(&record).await.map_err(io::Error::from)?;
+        self.checked(self.shared.wal.save_vote(&record).await)?;
         self.shared.kept.borrow_mut().vote = Some(*vote);
         Ok(())
     }
@@ -302,7 +310,7 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
         self.shared.kept.borrow_mut().committed = committed;
         if let Some(committed) = committed {
             let record = convert::log_id_record(&committed);
-            self.shared.wal.committed(&record).map_err(io::Error::from)?;
+            self.checked(self.shared.wal.committed(&record))?;
         }
         Ok(())
     }
@@ -320,11 +328,19 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
         let records: Vec<(u64, Rc<[u8]>)> = entries.iter().map(record).collect();
         let bytes = records.iter().map(|(_, record)| record.len()).sum();
         self.shared.wal.room(records.len(), bytes).await;
-        let flushed = |done: Result<(), _>| callback.io_completed(done.map_err(io::Error::from));
-        self.shared.wal.append(records, flushed).map_err(io::Error::from)?;
+        let rounds = self.shared.rounds.clone();
+        let flushed = move |done: Result<(), WalFailed>| {
+            if done.is_err() {
+                rounds.fail();
+            }
+            callback.io_completed(done.map_err(io::Error::from));
+        };
+        self.checked(self.shared.wal.append(records, flushed))?;
         let membership = |entry: &Entry| matches!(entry.payload, EntryPayload::Membership(_));
         let membership = entries.iter().any(membership);
-        entries.into_iter().for_each(|entry| self.shared.kept.borrow_mut().push(entry));
+        for entry in entries {
+            self.shared.kept.borrow_mut().push(entry);
+        }
         if membership {
             self.membership_changed();
         }
@@ -333,7 +349,7 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
         let last = last.map(|last| last.index);
-        self.shared.wal.truncate_after(last).map_err(io::Error::from)?;
+        self.checked(self.shared.wal.truncate_after(last))?;
         self.shared.kept.borrow_mut().truncate_from(last.map_or(0, |last| last + 1));
         self.membership_changed();
         Ok(())
@@ -341,7 +357,7 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
 
     async fn purge(&mut self, upto: LogId) -> io::Result<()> {
         let record = convert::log_id_record(&upto);
-        self.shared.wal.purge(upto.index, &record).map_err(io::Error::from)?;
+        self.checked(self.shared.wal.purge(upto.index, &record))?;
         self.shared.kept.borrow_mut().purge(upto);
         Ok(())
     }

@@ -12,19 +12,20 @@ use leasehold_protocol::outcome::Outcome;
 
 use crate::env::MonoTime;
 use crate::net::ReplyTo;
+use crate::raft::Leadership;
 use crate::shard::waits::Wait;
 
 /// Most commands of one entry.
-pub const BATCH_COMMANDS_MAX: usize = 1024;
+pub(super) const BATCH_COMMANDS_MAX: usize = 1024;
 /// Most bytes of one entry, about; a single command is always smaller.
-pub const BATCH_BYTES_MAX: usize = 256 * 1024;
+pub(super) const BATCH_BYTES_MAX: usize = 256 * 1024;
 /// Proposals under way at once.
-pub const PROPOSALS_MAX: usize = 4;
+pub(super) const PROPOSALS_MAX: usize = 4;
 /// Commands that wait for a proposal; above it the answer is `busy`.
-pub const PENDING_MAX: usize = 64 * 1024;
+pub(super) const PENDING_MAX: usize = 64 * 1024;
 
 /// Answers for whom.
-pub enum Waiting {
+pub(super) enum Waiting {
     /// A request.
     Request {
         /// Where its answer goes.
@@ -37,31 +38,50 @@ pub enum Waiting {
 }
 
 /// One command's claim to an answer.
-pub struct Slot {
+pub(super) struct Slot {
     /// Who waits; `None` once answered.
-    pub waiting: Option<Waiting>,
+    pub(super) waiting: Option<Waiting>,
+    /// The only leadership under which the command may be proposed: an expiry that was decided
+    /// under a former one must not end a lease that got its full TTL since. `None`: any.
+    pub(super) under: Option<Leadership>,
     /// When it is answered with an error at the latest.
-    pub deadline: MonoTime,
+    pub(super) deadline: MonoTime,
 }
 
 /// Commands and their slots, in one order.
 #[derive(Default)]
-pub struct Batch {
+pub(super) struct Batch {
     /// What is proposed.
-    pub commands: Vec<Command>,
+    pub(super) commands: Vec<Command>,
     /// Who waits, same length.
-    pub slots: Vec<Slot>,
+    pub(super) slots: Vec<Slot>,
+}
+
+impl Batch {
+    /// Takes out what may not be proposed under `leadership`.
+    pub(super) fn take_stale(&mut self, leadership: Leadership) -> Vec<Slot> {
+        let fits = |slot: &Slot| slot.under.is_none_or(|under| under == leadership);
+        if self.slots.iter().all(fits) {
+            return Vec::new();
+        }
+        let (fit, stale): (Vec<_>, Vec<_>) = std::mem::take(&mut self.commands)
+            .into_iter()
+            .zip(std::mem::take(&mut self.slots))
+            .partition(|(_, slot)| fits(slot));
+        (self.commands, self.slots) = fit.into_iter().unzip();
+        stale.into_iter().map(|(_, slot)| slot).collect()
+    }
 }
 
 /// Commands that wait for a proposal.
 #[derive(Default)]
-pub struct Pending {
+pub(super) struct Pending {
     queue: VecDeque<(Command, Slot)>,
 }
 
 impl Pending {
     /// Adds a command, or gives its slot back if there is no room.
-    pub fn push(&mut self, command: Command, slot: Slot) -> Result<(), Slot> {
+    pub(super) fn push(&mut self, command: Command, slot: Slot) -> Result<(), Slot> {
         if self.queue.len() >= PENDING_MAX {
             return Err(slot);
         }
@@ -69,18 +89,8 @@ impl Pending {
         Ok(())
     }
 
-    /// Nothing waits.
-    pub fn is_empty(&self) -> bool {
-        self.queue.is_empty()
-    }
-
-    /// Commands waiting.
-    pub fn len(&self) -> usize {
-        self.queue.len()
-    }
-
     /// The next entry's commands; empty if nothing waits.
-    pub fn take(&mut self) -> Batch {
+    pub(super) fn take(&mut self) -> Batch {
         let mut batch = Batch::default();
         let mut bytes = 0;
         while let Some((command, _)) = self.queue.front() {
@@ -98,7 +108,7 @@ impl Pending {
     }
 
     /// All slots whose deadline passed; their commands will not be proposed.
-    pub fn take_overdue(&mut self, now: MonoTime) -> Vec<Slot> {
+    pub(super) fn take_overdue(&mut self, now: MonoTime) -> Vec<Slot> {
         if self.queue.iter().all(|(_, slot)| slot.deadline > now) {
             return Vec::new();
         }

@@ -20,7 +20,7 @@ use crate::lease::{CoreWheel, Due, Timer, TimerKind};
 use crate::raft::Leadership;
 
 /// A loop that comes this much late counts as a stall of the leader.
-pub const STALL_MIN: Duration = Duration::from_millis(250);
+const STALL_MIN: Duration = Duration::from_millis(250);
 /// How long after a wait's own limit the server ends it: the client's cancel comes first.
 const WAIT_GRACE: Duration = Duration::from_millis(1_000);
 /// When a refused proposal is tried again.
@@ -48,7 +48,7 @@ impl<E: Env> Shard<E> {
         self.leases.borrow_mut().begin(self.clock.now());
         tracing::info!(shard = self.id.0, term = leadership.term, "leads");
         if !self.state.borrow().begun() {
-            self.propose_internal(Command::Begin { token_base }, |_| {});
+            self.propose_internal(leadership, Command::Begin { token_base }, |_| {});
         }
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move { shard.walk(leadership).await });
@@ -136,11 +136,11 @@ impl<E: Env> Shard<E> {
                 TimerKind::Lease(lease) => over.extend(self.over(lease)),
                 TimerKind::Wait(lease, number) => {
                     let command = Command::TimeOut { lease, number };
-                    self.propose_timer(command, TimerKind::Wait(lease, number));
+                    self.propose_timer(leadership, command, TimerKind::Wait(lease, number));
                 }
                 TimerKind::Forced(key, token) => {
                     let command = Command::EndForced { key: key.clone(), token };
-                    self.propose_timer(command, TimerKind::Forced(key, token));
+                    self.propose_timer(leadership, command, TimerKind::Forced(key, token));
                 }
             }
         }
@@ -180,17 +180,17 @@ impl<E: Env> Shard<E> {
                 if confirmed.is_err() {
                     self.retry_lease(*lease);
                 } else if self.leads() == Some(leadership) && self.over(*lease).is_some() {
-                    self.propose_expiry(*lease);
+                    self.propose_expiry(leadership, *lease);
                 }
             }
         }
     }
 
-    fn propose_expiry(self: &Rc<Self>, lease: LeaseId) {
+    fn propose_expiry(self: &Rc<Self>, leadership: Leadership, lease: LeaseId) {
         self.leases.borrow_mut().mark_expiring(lease);
         let shard = Rc::clone(self);
         let epoch = self.leases.borrow().epoch();
-        self.propose_internal(Command::Expire { lease }, move |outcome| {
+        self.propose_internal(leadership, Command::Expire { lease }, move |outcome| {
             if definitely_refused(outcome.err()) && shard.leases.borrow().epoch() == epoch {
                 shard.leases.borrow_mut().clear_expiring(lease);
                 shard.retry_lease(lease);
@@ -203,10 +203,10 @@ impl<E: Env> Shard<E> {
         self.wheel.insert(at, self.timer(TimerKind::Lease(lease)));
     }
 
-    fn propose_timer(self: &Rc<Self>, command: Command, kind: TimerKind) {
+    fn propose_timer(self: &Rc<Self>, leadership: Leadership, command: Command, kind: TimerKind) {
         let shard = Rc::clone(self);
         let epoch = self.leases.borrow().epoch();
-        self.propose_internal(command, move |outcome| {
+        self.propose_internal(leadership, command, move |outcome| {
             if definitely_refused(outcome.err()) && shard.leases.borrow().epoch() == epoch {
                 let at = shard.clock.now().after(RETRY_AFTER);
                 shard.wheel.insert(at, shard.timer(kind));

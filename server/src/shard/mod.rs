@@ -164,6 +164,11 @@ impl<E: Env> Shard<E> {
         self.stopping.set(true);
     }
 
+    /// New requests are refused.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.get()
+    }
+
     /// What `apply` did: wakes waiters, keeps the lease table, feeds the counters.
     pub fn applied(&self, events: &[Event]) {
         count_events(&self.metrics, events);

@@ -40,7 +40,8 @@ impl<E: Env> Shard<E> {
             _ => None,
         };
         let deadline = self.deadline(request.timeout_ms);
-        let slot = Slot { waiting: Some(Waiting::Request { to, wait }), deadline };
+        let waiting = Some(Waiting::Request { to, wait });
+        let slot = Slot { waiting, under: None, deadline };
         if self.leads().is_some() {
             self.push(request.command, slot);
         } else if origin == Origin::Client && self.group.leader_hint().is_some() {
@@ -50,14 +51,17 @@ impl<E: Env> Shard<E> {
         }
     }
 
-    /// Proposes a command of the leader's own; `done` hears its outcome or why there is none.
+    /// Proposes a command of the leader's own, under this very leadership or not at all; `done`
+    /// hears its outcome or why there is none.
     pub(super) fn propose_internal(
         self: &Rc<Self>,
+        leadership: Leadership,
         command: Command,
         done: impl FnOnce(Result<Outcome, ErrorCode>) + 'static,
     ) {
         let deadline = self.deadline(super::TIMEOUT_MS_MAX);
-        let slot = Slot { waiting: Some(Waiting::Internal(Box::new(done))), deadline };
+        let waiting = Some(Waiting::Internal(Box::new(done)));
+        let slot = Slot { waiting, under: Some(leadership), deadline };
         self.push(command, slot);
     }
 
@@ -95,12 +99,18 @@ impl<E: Env> Shard<E> {
 
     fn propose_pending(self: &Rc<Self>) {
         while self.proposed.borrow().len() < PROPOSALS_MAX {
-            let batch = self.pending.borrow_mut().take();
+            let mut batch = self.pending.borrow_mut().take();
             if batch.commands.is_empty() {
                 return;
             }
             match self.leads() {
-                Some(leadership) => self.propose(leadership, batch),
+                Some(leadership) => {
+                    let stale = batch.take_stale(leadership);
+                    stale.into_iter().for_each(|s| self.refuse(s, ErrorCode::NOT_LEADER));
+                    if !batch.commands.is_empty() {
+                        self.propose(leadership, batch);
+                    }
+                }
                 None => batch.slots.into_iter().for_each(|s| self.refuse(s, ErrorCode::NOT_LEADER)),
             }
         }
@@ -194,7 +204,7 @@ impl<E: Env> Shard<E> {
             for slots in self.proposed.borrow_mut().values_mut() {
                 let late = |slot: &&mut Slot| slot.deadline <= now && slot.waiting.is_some();
                 for slot in slots.iter_mut().filter(late) {
-                    unknown.push(Slot { waiting: slot.waiting.take(), deadline: slot.deadline });
+                    unknown.push(Slot { waiting: slot.waiting.take(), ..*slot });
                 }
             }
             unknown.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::DEADLINE));

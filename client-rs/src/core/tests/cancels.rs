@@ -234,3 +234,40 @@ fn a_release_without_an_answer_is_unknown_at_its_deadline_and_goes_on() {
     rig.outcome(&release, released(5));
     assert!(rig.events.is_empty());
 }
+
+#[test]
+fn an_abandoned_acquire_does_not_let_another_overtake_the_release() {
+    let mut rig = Rig::new();
+    let (session, op, _) = rig.holding();
+    rig.core.release(rig.now, op, false).expect("held");
+    rig.turn();
+    let release = rig.take_release();
+    let second = rig.acquire(session, "k", Wait::Unlimited);
+    let third = rig.acquire(session, "k", Wait::Unlimited);
+    rig.core.abandon(rig.now, second);
+    rig.turn();
+    assert!(rig.sent.is_empty(), "the release has no answer yet: {:?}", rig.sent);
+    rig.outcome(&release, released(5));
+    let acquire = rig.take_acquire();
+    rig.grant(&acquire, 6, 1);
+    rig.acquired(third).expect("granted");
+}
+
+#[test]
+fn a_cancel_without_an_answer_holds_the_same_key_back() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    let first = rig.acquire(session, "k", Wait::Unlimited);
+    rig.opened();
+    let acquire = rig.take_acquire();
+    rig.queued(&acquire);
+    rig.core.abandon(rig.now, first);
+    rig.turn();
+    let cancel = rig.take_cancel();
+    let second = rig.acquire(session, "k", Wait::Unlimited);
+    assert!(rig.sent.is_empty(), "{:?}", rig.sent);
+    rig.outcome(&cancel, cancelled());
+    let acquire = rig.take_acquire();
+    rig.grant(&acquire, 5, 0);
+    rig.acquired(second).expect("granted");
+}

@@ -325,3 +325,43 @@ fn no_quorum_is_retried_until_the_deadline_and_then_named() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn a_late_answer_of_an_earlier_attempt_does_not_hide_where_the_wait_is() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    rig.acquire(session, "k", Wait::Unlimited);
+    rig.opened();
+    let first = rig.take_acquire();
+    rig.advance(ms(2600));
+    let second = rig.take_acquire();
+    rig.queued(&second);
+    rig.queued(&first);
+    rig.error(&first, ErrorCode::RESYNC, 0);
+    assert!(
+        rig.find(|request| matches!(request, Request::Command(_))).is_none(),
+        "the wait stands where it was sent last"
+    );
+    rig.break_conn(second.conn);
+    rig.advance(ms(200));
+    let third = rig.take_acquire();
+    assert_eq!(third.caller().number, first.caller().number);
+}
+
+#[test]
+fn pauses_stay_short_for_about_a_second_and_grow_then() {
+    let mut rig = Rig::new();
+    let call = CallRequest { shard: Some(SHARD), request: Request::Ping, timeout: ms(30_000) };
+    rig.core.call(rig.now, call).expect("room");
+    let mut sent = Vec::new();
+    for _ in 0..20_000 {
+        rig.advance(ms(1));
+        while let Some(request) = rig.sent.pop_front() {
+            sent.push(request.at);
+            rig.error(&request, ErrorCode::NO_QUORUM, 0);
+        }
+    }
+    let gaps: Vec<_> = sent.windows(2).map(|pair| pair[1].since(pair[0])).collect();
+    assert!(gaps[..15].iter().all(|gap| *gap <= ms(82)), "{gaps:?}");
+    assert!(gaps[25..].iter().all(|gap| *gap >= ms(499) && *gap <= ms(1_002)), "{gaps:?}");
+}

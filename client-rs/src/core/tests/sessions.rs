@@ -245,3 +245,19 @@ fn input_out_of_range_is_refused_before_anything_is_sent() {
     rig.turn();
     assert!(rig.sent.is_empty());
 }
+
+#[test]
+fn a_lease_that_comes_after_its_session_has_gone_is_closed() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    rig.acquire(session, "k", Wait::Unlimited);
+    let open = rig.take_open();
+    rig.core.close_session(rig.now, session);
+    rig.turn();
+    assert!(rig.events.iter().any(|event| matches!(event, Event::Closed { result: Ok(()), .. })));
+    rig.outcome(&open, Outcome::Opened { lease: LeaseId(9), revision: Revision(1) });
+    let close = rig.take_close();
+    assert!(matches!(close.command(), Command::Close { lease: LeaseId(9), .. }));
+    rig.outcome(&close, closed());
+    assert!(rig.core.is_idle());
+}

@@ -150,6 +150,9 @@ impl<E: Env> Peers<E> {
         let made = E::Rt::timeout(CONNECT_TIMEOUT, self.dial(node, class, &addr)).await;
         let reason = match made {
             Ok(Ok((connection, inbox))) => {
+                if lane.failures.get() > 0 {
+                    tracing::info!(peer = node.0, lane = class.name(), "reached again");
+                }
                 lane.connected(connection.clone());
                 read_answers(&connection, inbox).await;
                 connection.fail_all();
@@ -161,6 +164,10 @@ impl<E: Env> Peers<E> {
             }
             Err(_) => format!("{addr}: not connected within {CONNECT_TIMEOUT:?}"),
         };
+        // Said once until it is reached again, however often it is tried.
+        if lane.failures.get() == 0 {
+            tracing::warn!(peer = node.0, lane = class.name(), "not reached: {reason}");
+        }
         let jitter = E::Rt::thread_rng().next_u32();
         lane.failed(self.clock.now(), f64::from(jitter) / f64::from(u32::MAX), reason);
     }

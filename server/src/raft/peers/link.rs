@@ -159,12 +159,10 @@ pub(super) async fn write_loop<E: Env>(
             outbox.pushed.since(version).await;
             continue;
         }
-        match E::Rt::timeout(WRITE_TIMEOUT, writer.write_all(&bytes)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_)) | Err(_) => {
-                outbox.close();
-                return;
-            }
+        let written = E::Rt::timeout(WRITE_TIMEOUT, writer.write_all(&bytes)).await;
+        if !matches!(written, Ok(Ok(()))) {
+            outbox.close();
+            return;
         }
         if bytes.capacity() > 2 * WRITE_LEN {
             bytes = Vec::new();
@@ -289,13 +287,11 @@ impl Future for Answer {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut pending = self.connection.pending.borrow_mut();
         let slot = pending.get_mut(&self.id).expect("the slot lives as long as its future");
-        match slot.answer.take() {
-            Some(answer) => Poll::Ready(answer),
-            None => {
-                slot.waker = Some(cx.waker().clone());
-                Poll::Pending
-            }
+        if let Some(answer) = slot.answer.take() {
+            return Poll::Ready(answer);
         }
+        slot.waker = Some(cx.waker().clone());
+        Poll::Pending
     }
 }
 

@@ -12,9 +12,9 @@ mod lane;
 mod link;
 mod serve;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
@@ -117,13 +117,14 @@ pub struct Peers<E: Env> {
     book: RefCell<BTreeMap<NodeId, Known>>,
     lanes: RefCell<BTreeMap<(NodeId, Class), Rc<Lane>>>,
     connected: RefCell<Connected>,
-    groups: RefCell<BTreeMap<ShardId, Rc<dyn RaftService>>>,
+    groups: RefCell<BTreeMap<ShardId, Weak<dyn RaftService>>>,
     service: RefCell<Option<Rc<dyn PeerService>>>,
     said: RefCell<BTreeMap<(NodeId, ErrorCode), MonoTime>>,
+    served: Cell<usize>,
 }
 
 /// The same refusal of the same node is logged at most this often.
-const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+const SAY_AGAIN_AFTER: Duration = Duration::from_mins(1);
 
 impl<E: Env> Peers<E> {
     /// Without addresses, groups and service: those are told later. `shard` is any shard of this
@@ -140,6 +141,7 @@ impl<E: Env> Peers<E> {
             groups: RefCell::default(),
             service: RefCell::default(),
             said: RefCell::default(),
+            served: Cell::new(0),
         })
     }
 
@@ -194,7 +196,7 @@ impl<E: Env> Peers<E> {
         self.service.replace(Some(service));
     }
 
-    pub(crate) fn register(&self, shard: ShardId, group: Rc<dyn RaftService>) {
+    pub(crate) fn register(&self, shard: ShardId, group: Weak<dyn RaftService>) {
         self.groups.borrow_mut().insert(shard, group);
     }
 

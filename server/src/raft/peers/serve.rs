@@ -4,7 +4,7 @@
 //! log; answers go out as they are ready. Reading stops while too many are under way.
 
 use std::cell::Cell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -25,6 +25,9 @@ use crate::raft::signal::Signal;
 
 /// Longest time of an accepted connection's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections of this core that are served or shake hands, at most; more are closed at once. A
+/// cluster of five makes sixteen to a core, and as many again while they are made anew.
+const SERVED_MAX: usize = 256;
 /// Most requests of one connection that are worked on.
 const UNDER_WAY_MAX: usize = 1024;
 /// A connection on which nothing came for so long is asked for a sign of life, and after twice
@@ -41,6 +44,19 @@ struct UnderWay {
 impl<E: Env> Peers<E> {
     /// Serves one accepted connection until it ends.
     pub async fn serve(
+        self: &Rc<Self>,
+        reader: <E::Net as Net>::Reader,
+        writer: <E::Net as Net>::Writer,
+    ) {
+        if self.served.get() >= SERVED_MAX {
+            return;
+        }
+        self.served.set(self.served.get() + 1);
+        self.serve_one(reader, writer).await;
+        self.served.set(self.served.get() - 1);
+    }
+
+    async fn serve_one(
         self: &Rc<Self>,
         mut reader: <E::Net as Net>::Reader,
         mut writer: <E::Net as Net>::Writer,
@@ -176,7 +192,7 @@ impl<E: Env> Peers<E> {
         }
         if peer::is_raft(kind) {
             let message = RaftMessage::decode(kind, body).ok_or(ErrorCode::MALFORMED)?;
-            let group = self.groups.borrow().get(&message.shard()).cloned();
+            let group = self.groups.borrow().get(&message.shard()).and_then(Weak::upgrade);
             if let Some(group) = group {
                 return Ok(group.handle(from, message));
             }
