@@ -52,8 +52,9 @@ fn a_follower_past_compaction_returns_by_snapshot_under_load() {
     let before = own_status(&cluster, follower).expect("the follower answers").last_index;
     cluster.kill(follower).expect("killed");
 
-    // A snapshot so far ahead that what the follower needs is no longer in the leader's log.
-    let gone = before + SNAPSHOT_ENTRIES + KEPT_ENTRIES;
+    // So far ahead that what the follower needs is no longer in the leader's log, which reaches
+    // back to the snapshot before the newest and to the kept entries before that.
+    let gone = before + KEPT_ENTRIES + 4 * SNAPSHOT_ENTRIES;
     let snapshot = |status: &ShardStatus| status.snapshot_index > gone;
     wait_for(&cluster, leader, "took no snapshot", snapshot);
 
