@@ -3,7 +3,6 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use leasehold_core::Batch as EntryBatch;
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::NodeId;
@@ -99,33 +98,31 @@ impl<E: Env> Shard<E> {
 
     fn propose_pending(self: &Rc<Self>) {
         while self.proposed.borrow().len() < PROPOSALS_MAX {
-            let mut batch = self.pending.borrow_mut().take();
-            if batch.commands.is_empty() {
+            if self.pending.borrow().is_empty() {
                 return;
             }
-            match self.leads() {
-                Some(leadership) => {
-                    let stale = batch.take_stale(leadership);
-                    stale.into_iter().for_each(|s| self.refuse(s, ErrorCode::NOT_LEADER));
-                    if !batch.commands.is_empty() {
-                        self.propose(leadership, batch);
-                    }
-                }
-                None => batch.slots.into_iter().for_each(|s| self.refuse(s, ErrorCode::NOT_LEADER)),
+            let Some(leadership) = self.leads() else {
+                let slots = self.pending.borrow_mut().take_all();
+                return self.refuse_all(slots, ErrorCode::NOT_LEADER);
+            };
+            let wall_ms = self.clock.wall_ms();
+            let mut batch = self.pending.borrow_mut().take(leadership, wall_ms);
+            self.refuse_all(std::mem::take(&mut batch.stale), ErrorCode::NOT_LEADER);
+            if !batch.slots.is_empty() {
+                self.propose(leadership, batch);
             }
         }
     }
 
     fn propose(self: &Rc<Self>, leadership: Leadership, batch: Batch) {
-        let Batch { commands, slots } = batch;
+        let Batch { writer, slots, .. } = batch;
         self.metrics.count(Counter::BatchesProposed);
-        self.metrics.record(Distribution::BatchCommands, commands.len() as u64);
+        self.metrics.record(Distribution::BatchCommands, slots.len() as u64);
         let began = self.clock.now();
-        let entry = EntryBatch { wall_ms: self.clock.wall_ms(), commands };
         let proposal = self.next_proposal.get();
         self.next_proposal.set(proposal + 1);
         self.proposed.borrow_mut().insert(proposal, slots);
-        let entry = EntryData::from(entry.encode());
+        let entry = EntryData::from(writer.finish());
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move {
             let outcome = shard.group.propose(leadership, entry).await;
@@ -145,12 +142,15 @@ impl<E: Env> Shard<E> {
                     self.finish(slot, outcome, NodeId(0));
                 }
             }
-            Err(ProposeError::NotLeader { .. }) => {
-                slots.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::NOT_LEADER));
-            }
-            Err(_) => {
-                slots.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::OUTCOME_UNKNOWN));
-            }
+            Err(error) => self.refuse_all(
+                slots,
+                match error {
+                    ProposeError::NotLeader { .. } => ErrorCode::NOT_LEADER,
+                    ProposeError::NoQuorum => ErrorCode::NO_QUORUM,
+                    ProposeError::TooLong => ErrorCode::BUSY,
+                    _ => ErrorCode::OUTCOME_UNKNOWN,
+                },
+            ),
         }
     }
 
@@ -167,6 +167,10 @@ impl<E: Env> Shard<E> {
                 }
             }
         }
+    }
+
+    fn refuse_all(&self, slots: Vec<Slot>, code: ErrorCode) {
+        slots.into_iter().for_each(|slot| self.refuse(slot, code));
     }
 
     /// Answers a slot with an error.
@@ -199,7 +203,7 @@ impl<E: Env> Shard<E> {
             E::Rt::sleep(SWEEP_EVERY).await;
             let now = self.clock.now();
             let overdue = self.pending.borrow_mut().take_overdue(now);
-            overdue.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::NO_QUORUM));
+            self.refuse_all(overdue, ErrorCode::NO_QUORUM);
             let mut unknown = Vec::new();
             for slots in self.proposed.borrow_mut().values_mut() {
                 let late = |slot: &&mut Slot| slot.deadline <= now && slot.waiting.is_some();
@@ -207,7 +211,7 @@ impl<E: Env> Shard<E> {
                     unknown.push(Slot { waiting: slot.waiting.take(), ..*slot });
                 }
             }
-            unknown.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::DEADLINE));
+            self.refuse_all(unknown, ErrorCode::DEADLINE);
         }
     }
 }
