@@ -8,7 +8,9 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::request::CommandRequest;
-use leasehold_protocol::shard::shard_of;
+use leasehold_protocol::shard::{
+    check_key, check_label, check_mode, check_reason, check_shard, check_ttl_ms, check_value,
+};
 use openraft::AsyncRuntime;
 
 use super::batch::{Batch, PROPOSALS_MAX, Slot, Waiting};
@@ -43,8 +45,8 @@ impl<E: Env> Shard<E> {
         let slot = Slot { waiting, under: None, deadline };
         if self.leads().is_some() {
             self.push(request.command, slot);
-        } else if origin == Origin::Client && self.group.leader_hint().is_some() {
-            self.forward_command(request, slot);
+        } else if let Some(leader) = self.elsewhere(origin) {
+            self.forward_command(leader, request, slot);
         } else {
             self.refuse(slot, ErrorCode::NOT_LEADER);
         }
@@ -64,26 +66,42 @@ impl<E: Env> Shard<E> {
         self.push(command, slot);
     }
 
+    /// What `apply` would refuse for its form alone does not get as far as the log.
     fn admit(&self, request: &CommandRequest) -> Result<(), ErrorCode> {
         let key = match &request.command {
-            Command::Acquire { key, .. }
-            | Command::Release { key, .. }
-            | Command::ReleaseOwn { key, .. }
-            | Command::ForceRelease { key, .. } => key,
-            Command::Open { .. } | Command::Cancel { .. } | Command::Close { .. } => return Ok(()),
+            Command::Acquire { key, value, mode, own, .. } => {
+                check_value(value)?;
+                check_mode(*mode)?;
+                own.map_or(Ok(0), |own| check_ttl_ms(u64::from(own.ttl_ms)))?;
+                key
+            }
+            Command::Release { key, .. } | Command::ReleaseOwn { key, .. } => key,
+            Command::ForceRelease { key, who, why, .. } => {
+                check_label(who)?;
+                check_reason(why)?;
+                key
+            }
+            Command::Open { ttl_ms, label, .. } => {
+                check_ttl_ms(u64::from(*ttl_ms))?;
+                return check_label(label).map(|_| ());
+            }
+            Command::Cancel { .. } | Command::Close { .. } => return Ok(()),
             Command::Begin { .. }
             | Command::Expire { .. }
             | Command::EndForced { .. }
             | Command::TimeOut { .. } => return Err(ErrorCode::INTERNAL_COMMAND),
         };
-        let ours = shard_of(key, self.shards_total) == self.id;
-        if ours { Ok(()) } else { Err(ErrorCode::WRONG_SHARD) }
+        check_key(key)?;
+        check_shard(self.id, key, self.shards_total)
     }
 
     fn push(self: &Rc<Self>, command: Command, slot: Slot) {
         let pushed = self.pending.borrow_mut().push(command, slot);
         match pushed {
-            Ok(()) => self.work.notify_one(),
+            Ok(()) => {
+                self.work.notify_one();
+                self.busy_again.notify_one();
+            }
             Err(slot) => self.refuse(slot, ErrorCode::BUSY),
         }
     }
@@ -200,6 +218,9 @@ impl<E: Env> Shard<E> {
     /// Answers what is overdue, as long as the shard lives. One task.
     pub async fn run_deadlines(self: Rc<Self>) {
         loop {
+            if self.pending.borrow().is_empty() && self.proposed.borrow().is_empty() {
+                self.busy_again.notified().await;
+            }
             E::Rt::sleep(SWEEP_EVERY).await;
             let now = self.clock.now();
             let overdue = self.pending.borrow_mut().take_overdue(now);

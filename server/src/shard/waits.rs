@@ -33,14 +33,19 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// Registers; `None` if there is no room.
+    /// Registers; `None` if there is no room. A registration of the same acquire that this one
+    /// replaces is answered with `resync`: if its client is still there, it sends again, and then
+    /// the newest connection is the living one.
     pub(super) fn register(&mut self, lease: LeaseId, number: Number, to: ReplyTo) -> Option<Wait> {
         if self.by_number.len() >= WAITS_MAX {
             return None;
         }
         self.generation += 1;
         let generation = self.generation;
-        self.by_number.insert((lease, number), (generation, to));
+        let replaced = self.by_number.insert((lease, number), (generation, to));
+        if let Some((_, replaced)) = replaced {
+            replaced.error(ErrorCode::RESYNC, NodeId(0));
+        }
         Some(Wait { lease, number, generation })
     }
 
@@ -50,7 +55,8 @@ impl Waits {
         let name = (wait.lease, wait.number);
         match self.by_number.get(&name) {
             None => false,
-            Some((generation, _)) if *generation != wait.generation => true,
+            // Replaced, and told so.
+            Some((generation, _)) if *generation != wait.generation => false,
             Some(_) => {
                 if !matches!(outcome, Some(Outcome::Queued { .. })) {
                     self.by_number.remove(&name);
