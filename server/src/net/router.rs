@@ -243,8 +243,10 @@ impl<E: Env> Router<E> {
                         Ok(answer) => answer.await,
                         Err(code) => Err(code),
                     };
-                    // A lost answer is a lost message, to Raft.
-                    let _ = router.hops.send(from, Hop::PeerReply { id, answer });
+                    let reply = Hop::PeerReply { id, answer };
+                    if let Err(reply) = router.hops.send(from, reply) {
+                        send_later::<E>(Rc::clone(&router.hops), from, reply).await;
+                    }
                 }));
             }
             Hop::PeerReply { id, answer } => {
@@ -331,8 +333,11 @@ impl<E: Env> ReplySink for HopSink<E> {
     }
 }
 
+/// Gives up only when the other core is gone for longer than any request waits.
 async fn send_later<E: Env>(hops: Rc<dyn Hops>, core: usize, mut hop: Hop) {
-    while let Err(back) = hops.send(core, hop) {
+    const TRIES_MAX: u32 = 60_000;
+    for _ in 0..TRIES_MAX {
+        let Err(back) = hops.send(core, hop) else { return };
         hop = back;
         E::Rt::sleep(Duration::from_millis(1)).await;
     }

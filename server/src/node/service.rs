@@ -11,6 +11,7 @@ use leasehold_protocol::peer;
 
 use super::Production;
 use super::birth::Founding;
+use super::stop::die;
 use crate::net::{ForwardService, Router};
 use crate::raft::{PeerInfo, PeerService};
 use crate::shard::FORWARD_KIND;
@@ -39,8 +40,7 @@ impl CoreService {
         let served = founding.birth.borrow_mut().serve(kind, body, &mut *dir);
         served.unwrap_or_else(|error| {
             // The promise may or may not be on disk: only a restart can tell.
-            tracing::error!("birth: {error}");
-            std::process::exit(i32::from(error.exit().code()))
+            die(error.exit(), format_args!("birth: {error}"))
         })
     }
 }

@@ -200,7 +200,14 @@ impl Start {
         let group = group.await.unwrap_or_else(|error| panic!("node {}: {error}", self.node));
         let shard = start_shard(group.clone(), state.clone(), peers.clone());
         sink.shard.replace(Some(shard.clone()));
-        let router = Router::new((0, 1), (CLUSTER, 1), vec![shard], peers.clone(), Rc::new(NoHops));
+        let router = Router::new(
+            (0, 1),
+            (CLUSTER, 1),
+            vec![shard],
+            peers.clone(),
+            std::collections::BTreeMap::new(),
+            Rc::new(NoHops),
+        );
         peers.set_service(Rc::new(Service(Rc::new(ForwardService::new(router.clone())))));
         self.watch_engine(group.clone());
         self.serve_peers(peers);

@@ -128,7 +128,8 @@ fn a_finished_connection_delivers_its_last_words() {
         let last_words = vec![9; 500_000];
         writer_b.write_all(&last_words).await.expect("the kernel's buffers take it");
         // Dropping here instead would reset the stream, with 10,000 bytes unread.
-        let finishing = GlommioRt::spawn(finish(reader_b, writer_b, Duration::from_secs(10)));
+        let finishing =
+            GlommioRt::spawn(TcpNet::finish(reader_b, writer_b, Duration::from_secs(10)));
         // Time for such a reset to arrive before anything is read.
         GlommioRt::sleep(Duration::from_millis(20)).await;
         assert!(read_to_end(&mut reader).await == last_words);
