@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 const SECRET: Secret = Secret([1; 16]);
 const LEASES: u64 = 20_000;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 
 fn caller(lease: u64, number: u64) -> Caller {
     let floor = Number(number - 1);
@@ -79,11 +79,11 @@ fn token_of(outcome: &Outcome) -> Token {
     }
 }
 
-/// Free keys, another one and another session each time.
-fn pairs(state: &mut State, number: &mut u64) {
+/// Free keys, another one and another session each time, of so many.
+fn pairs(state: &mut State, number: &mut u64, sessions: u64) {
     let mut events: Vec<Event> = Vec::new();
-    for n in 0..LEASES {
-        let lease = n * 7_919 % LEASES + 1;
+    for n in 0..sessions {
+        let lease = n * 7_919 % sessions + 1;
         let key = key(LEASES + lease);
         let outcome = state.apply(0, &acquire(lease, *number, key.clone(), 0), &mut events);
         let token = token_of(&outcome);
@@ -137,8 +137,11 @@ fn main() {
             black_box(release(n, 4, key(n), Token(n)));
         }
     });
-    report("acquire + release of a free key (commands built too)", LEASES, || {
-        pairs(&mut state, &mut number);
+    report("acquire + release of a free key by one of all sessions", LEASES, || {
+        pairs(&mut state, &mut number, LEASES);
+    });
+    report("acquire + release of a free key by one of 500 sessions", 500, || {
+        pairs(&mut state, &mut number, 500);
     });
 
     let mut events = Vec::new();
@@ -186,7 +189,7 @@ fn main() {
     number += 1_000_000;
     report("acquire + release while a view is frozen", LEASES, || {
         let frozen = Encoder::new(&state);
-        pairs(&mut state, &mut number);
+        pairs(&mut state, &mut number, LEASES);
         drop(frozen);
     });
 

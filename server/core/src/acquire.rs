@@ -4,7 +4,7 @@ use leasehold_protocol::command::{Caller, OwnLease};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Token};
-use leasehold_protocol::limits::QUEUE_LEN_MAX;
+use leasehold_protocol::limits::{LEASE_CLAIMS_MAX, QUEUE_LEN_MAX};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::shard::{check_key, check_mode, check_ttl_ms, check_value};
 
@@ -13,7 +13,7 @@ use crate::digest;
 use crate::memory::{Answer, Kind};
 use crate::retry::{Ticket, check_acks, print_of_acquire, print_of_cancel};
 use crate::state::{CLAIMS_MAX, State, Step, TOKEN_MAX};
-use crate::table::{Claim, KeyState, Waiter};
+use crate::table::{Claim, Waiter};
 
 /// What an acquire asks for.
 pub(crate) struct Request<'a> {
@@ -97,11 +97,15 @@ impl State {
         }
         let free = key.is_none_or(|key| key.queue.is_empty() && key.admits(request.mode));
         if !free && wait_ms == 0 {
-            let token = key.map_or(Token(0), KeyState::present_token);
+            let token = key.map_or(Token(0), |key| key.present_token());
             return Verdict::Refuse(ErrorCode::HELD, token);
         }
         if self.claims >= CLAIMS_MAX {
             return Verdict::Busy(ErrorCode::BUSY);
+        }
+        let lease = self.leases.get(&caller).expect("the caller was admitted");
+        if lease.claims.len() >= LEASE_CLAIMS_MAX {
+            return Verdict::Busy(ErrorCode::LEASE_FULL);
         }
         if request.own.is_some() && !self.has_room_for_lease() {
             return Verdict::Busy(ErrorCode::LEASES_FULL);
@@ -112,7 +116,6 @@ impl State {
         if key.is_some_and(|key| key.queue.len() >= QUEUE_LEN_MAX) {
             return Verdict::Busy(ErrorCode::QUEUE_FULL);
         }
-        let lease = self.leases.get(&caller).expect("the caller was admitted");
         if !lease.memory.has_room_to_wait() {
             return Verdict::Busy(ErrorCode::WINDOW_FULL);
         }
@@ -140,7 +143,7 @@ impl State {
         };
         self.own_waiters += usize::from(waiter.own.is_some());
         self.claims += 1;
-        let entry = self.keys.get_mut(key).expect("a key with a waiter is in the table");
+        let entry = self.keys.entry_mut(key).expect("a key with a waiter is in the table");
         let position = entry.queue.len() as u32;
         let place = entry.queue.last().map_or(0, |(place, _)| *place + 1);
         self.sum.add(digest::waiter(key, place, &waiter));

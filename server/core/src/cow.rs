@@ -8,7 +8,8 @@
 //! Never iterates in any other order than the keys'; has no hidden state, so two maps with the
 //! same history are the same and two maps with the same content iterate the same.
 //!
-//! Invariants: every leaf is equally deep and no node is empty; `Child::first` is a lower bound of
+//! Invariants: a tree has at least two entries; every leaf is equally deep and no node is empty;
+//! `Child::first` is a lower bound of
 //! its subtree's keys and above all keys of the child before; `Child::len` is the exact number of
 //! entries below; a removal that leaves a node small merges it with a neighbour if both fit into
 //! one node, so depth stays logarithmic.
@@ -17,6 +18,7 @@ use alloc::rc::Rc;
 use alloc::vec::Vec;
 use core::cmp::Ordering;
 use core::ops::Bound;
+use core::slice::from_ref;
 
 /// Most entries of a leaf and most children of an inner node.
 const NODE_LEN_MAX: usize = 32;
@@ -58,12 +60,21 @@ struct Child<K, V> {
 /// See the module's text.
 #[derive(Clone, Debug)]
 pub(crate) struct Map<K, V> {
-    root: Option<Rc<Node<K, V>>>,
+    root: Root<K, V>,
+}
+
+/// Most maps here have no entry or one (a key's holders, a session's holds): those take no
+/// memory of their own.
+#[derive(Clone, Debug)]
+enum Root<K, V> {
+    Empty,
+    One(K, V),
+    Tree(Rc<Node<K, V>>),
 }
 
 impl<K, V> Default for Map<K, V> {
     fn default() -> Self {
-        Self { root: None }
+        Self { root: Root::Empty }
     }
 }
 
@@ -115,12 +126,24 @@ type LeafIter<'a, K, V> = core::iter::Zip<core::slice::Iter<'a, K>, core::slice:
 impl<K, V> Map<K, V> {
     /// Number of entries.
     pub(crate) fn len(&self) -> usize {
-        self.root.as_ref().map_or(0, |root| root.len())
+        match &self.root {
+            Root::Empty => 0,
+            Root::One(..) => 1,
+            Root::Tree(root) => root.len(),
+        }
     }
 
     /// True if there is no entry.
     pub(crate) fn is_empty(&self) -> bool {
-        self.root.is_none()
+        matches!(self.root, Root::Empty)
+    }
+
+    /// The only entry, if it compares like this with the key.
+    fn only(&self, wanted: impl Fn(&K) -> bool) -> Option<(&K, &V)> {
+        match &self.root {
+            Root::One(key, value) if wanted(key) => Some((key, value)),
+            _ => None,
+        }
     }
 
     /// The entry of a key.
@@ -128,7 +151,10 @@ impl<K, V> Map<K, V> {
     where
         Q: Probe<K> + ?Sized,
     {
-        let mut node = self.root.as_ref()?;
+        let Root::Tree(root) = &self.root else {
+            return self.only(|only| key.cmp_with(only).is_eq());
+        };
+        let mut node = root;
         loop {
             match &**node {
                 Node::Inner(children) => node = &children[child_index(children, key)].node,
@@ -150,24 +176,27 @@ impl<K, V> Map<K, V> {
     where
         Q: Probe<K> + ?Sized,
     {
+        let Root::Tree(root) = &self.root else {
+            return usize::from(self.only(|only| key.cmp_with(only).is_gt()).is_some());
+        };
+        let mut node = root;
         let mut below = 0;
-        let mut next = self.root.as_ref();
-        while let Some(node) = next {
+        loop {
             match &**node {
                 Node::Inner(children) => {
                     let index = child_index(children, key);
                     below += children[..index].iter().map(|child| child.len).sum::<usize>();
-                    next = Some(&children[index].node);
+                    node = &children[index].node;
                 }
                 Node::Leaf(leaf) => return below + leaf.find(key).unwrap_or_else(|index| index),
             }
         }
-        below
     }
 
     /// The last entry.
     pub(crate) fn last(&self) -> Option<(&K, &V)> {
-        let mut node = self.root.as_ref()?;
+        let Root::Tree(root) = &self.root else { return self.only(|_| true) };
+        let mut node = root;
         loop {
             match &**node {
                 Node::Inner(children) => node = &children.last()?.node,
@@ -178,7 +207,8 @@ impl<K, V> Map<K, V> {
 
     /// The first entry.
     pub(crate) fn first(&self) -> Option<(&K, &V)> {
-        let mut node = self.root.as_ref()?;
+        let Root::Tree(root) = &self.root else { return self.only(|_| true) };
+        let mut node = root;
         loop {
             match &**node {
                 Node::Inner(children) => node = &children.first()?.node,
@@ -190,8 +220,10 @@ impl<K, V> Map<K, V> {
     /// All entries in order.
     pub(crate) fn iter(&self) -> Iter<'_, K, V> {
         let mut iter = Iter { inner: Vec::new(), leaf: [].iter().zip(&[]) };
-        if let Some(root) = &self.root {
-            iter.descend_first(root);
+        match &self.root {
+            Root::Empty => {}
+            Root::One(key, value) => iter.leaf = from_ref(key).iter().zip(from_ref(value)),
+            Root::Tree(root) => iter.descend_first(root),
         }
         iter
     }
@@ -206,13 +238,22 @@ impl<K, V> Map<K, V> {
             Bound::Included(key) | Bound::Excluded(key) => key,
         };
         let mut iter = Iter { inner: Vec::new(), leaf: [].iter().zip(&[]) };
-        let mut next = self.root.as_ref();
-        while let Some(node) = next {
+        let Root::Tree(root) = &self.root else {
+            let excluded = matches!(from, Bound::Excluded(_));
+            let inside = |only: &K| match key.cmp_with(only) {
+                Ordering::Less => true,
+                Ordering::Equal => !excluded,
+                Ordering::Greater => false,
+            };
+            return if self.only(inside).is_some() { self.iter() } else { iter };
+        };
+        let mut node = root;
+        loop {
             match &**node {
                 Node::Inner(children) => {
                     let index = child_index(children, key);
                     iter.inner.push(children[index + 1..].iter());
-                    next = Some(&children[index].node);
+                    node = &children[index].node;
                 }
                 Node::Leaf(leaf) => {
                     let index = match leaf.find(key) {
@@ -220,11 +261,10 @@ impl<K, V> Map<K, V> {
                         Ok(index) | Err(index) => index,
                     };
                     iter.leaf = leaf.iter_from(index);
-                    next = None;
+                    return iter;
                 }
             }
         }
-        iter
     }
 }
 
@@ -234,7 +274,11 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     where
         Q: Probe<K> + ?Sized,
     {
-        let mut node = self.root.as_mut()?;
+        let mut node = match &mut self.root {
+            Root::Empty => return None,
+            Root::One(only, value) => return key.cmp_with(only).is_eq().then_some(value),
+            Root::Tree(root) => root,
+        };
         loop {
             match Rc::make_mut(node) {
                 Node::Inner(children) => {
@@ -251,17 +295,37 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
 
     /// Sets a key's value; returns the former one.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
-        let Some(root) = self.root.as_mut() else {
-            let leaf = Leaf { keys: alloc::vec![key], values: alloc::vec![value] };
-            self.root = Some(Rc::new(Node::Leaf(leaf)));
-            return None;
+        let root = match &mut self.root {
+            Root::Empty => {
+                self.root = Root::One(key, value);
+                return None;
+            }
+            Root::One(only, former) if *only == key => {
+                return Some(core::mem::replace(former, value));
+            }
+            Root::One(..) => self.plant(),
+            Root::Tree(root) => root,
         };
         let (old, split) = insert_below(root, key, value);
         if let Some(right) = split {
             let left = Child { first: first_key(root), len: root.len(), node: Rc::clone(root) };
-            self.root = Some(Rc::new(Node::Inner(alloc::vec![left, right])));
+            self.root = Root::Tree(Rc::new(Node::Inner(alloc::vec![left, right])));
         }
         old
+    }
+
+    /// Makes a tree of the only entry.
+    fn plant(&mut self) -> &mut Rc<Node<K, V>> {
+        let mut leaf = Leaf { keys: Vec::with_capacity(4), values: Vec::with_capacity(4) };
+        if let Root::One(key, value) = core::mem::replace(&mut self.root, Root::Empty) {
+            leaf.keys.push(key);
+            leaf.values.push(value);
+        }
+        self.root = Root::Tree(Rc::new(Node::Leaf(leaf)));
+        match &mut self.root {
+            Root::Tree(root) => root,
+            _ => unreachable!("it was planted"),
+        }
     }
 
     /// Removes a key; returns its value.
@@ -269,16 +333,20 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
     where
         Q: Probe<K> + ?Sized,
     {
-        let root = self.root.as_mut()?;
-        let removed = remove_below(root, key);
-        let only_child = match &**root {
-            Node::Inner(children) if children.len() == 1 => Some(Rc::clone(&children[0].node)),
-            _ => None,
+        let root = match &mut self.root {
+            Root::Tree(root) => root,
+            Root::One(only, _) if key.cmp_with(only).is_eq() => {
+                let only = core::mem::replace(&mut self.root, Root::Empty);
+                return if let Root::One(_, value) = only { Some(value) } else { None };
+            }
+            _ => return None,
         };
-        if root.width() == 0 {
-            self.root = None;
-        } else if only_child.is_some() {
-            self.root = only_child;
+        let removed = remove_below(root, key);
+        if root.width() == 1 {
+            self.root = match &**root {
+                Node::Inner(children) => Root::Tree(Rc::clone(&children[0].node)),
+                Node::Leaf(leaf) => Root::One(leaf.keys[0].clone(), leaf.values[0].clone()),
+            };
         }
         removed
     }
@@ -439,6 +507,7 @@ pub(crate) struct IntoIter<K, V> {
     leaf: Option<Rc<Node<K, V>>>,
     /// Entries taken from the leaf.
     taken: usize,
+    only: Option<(K, V)>,
 }
 
 impl<K: Clone, V: Clone> IntoIter<K, V> {
@@ -471,7 +540,8 @@ impl<K: Clone, V: Clone> Iterator for IntoIter<K, V> {
                 return Some(entry);
             }
             self.leaf = None;
-            match self.inner.last_mut()?.next() {
+            let Some(rest) = self.inner.last_mut() else { return self.only.take() };
+            match rest.next() {
                 Some(child) => self.descend(child.node),
                 None => drop(self.inner.pop()),
             }
@@ -484,9 +554,11 @@ impl<K: Clone, V: Clone> IntoIterator for Map<K, V> {
     type IntoIter = IntoIter<K, V>;
 
     fn into_iter(self) -> IntoIter<K, V> {
-        let mut iter = IntoIter { inner: Vec::new(), leaf: None, taken: 0 };
-        if let Some(root) = self.root {
-            iter.descend(root);
+        let mut iter = IntoIter { inner: Vec::new(), leaf: None, taken: 0, only: None };
+        match self.root {
+            Root::Empty => {}
+            Root::One(key, value) => iter.only = Some((key, value)),
+            Root::Tree(root) => iter.descend(root),
         }
         iter
     }

@@ -46,7 +46,8 @@ fn check(map: &Map<u16, u32>, model: &BTreeMap<u16, u32>) {
     assert!(map.clone().into_iter().eq(model.clone()));
     assert_eq!(map.first(), model.first_key_value());
     assert_eq!(map.last(), model.last_key_value());
-    if let Some(root) = &map.root {
+    if let Root::Tree(root) = &map.root {
+        assert!(map.len() > 1, "a single entry needs no tree");
         let depth = depth(root, None, None);
         assert!(depth <= 4, "depth {depth} for {} entries", map.len());
     }
@@ -155,7 +156,7 @@ fn stays_compact_when_old_keys_go() {
                 Node::Inner(children) => children.iter().map(|child| count(&child.node)).sum(),
             }
         }
-        map.root.as_ref().map_or(0, |root| count(root))
+        if let Root::Tree(root) = &map.root { count(root) } else { 0 }
     };
     let (entries, leaves) = (map.len(), leaves(&map));
     assert!(leaves * 4 <= entries, "{leaves} leaves for {entries} entries");

@@ -4,6 +4,8 @@
 //! the same step, so that a key's queue never has a satisfiable head between two commands. The
 //! order of a step's events is: what ended, then what was granted because of it.
 
+use alloc::rc::Rc;
+
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Token};
@@ -42,13 +44,13 @@ impl State {
         let hold = Hold { token, mode, number, value, since_ms: step.wall_ms, forced: None };
         self.sum.add(digest::hold(key, holder, &hold));
         self.claims += 1;
-        if let Some(entry) = self.keys.get_mut(key) {
+        if let Some(entry) = self.keys.entry_mut(key) {
             assert!(entry.admits(mode), "incompatible holds never meet (G1)");
             entry.holds.insert(holder, hold);
         } else {
             let mut entry = KeyState::default();
             entry.holds.insert(holder, hold);
-            self.keys.insert(key.clone(), entry);
+            self.keys.insert(key.clone(), Rc::new(entry));
             self.names.insert(key.name().clone(), ());
         }
         self.emit(step, EventKind::Granted { key: key.to_vec(), lease: holder, mode, token });
@@ -131,7 +133,7 @@ impl State {
         reason: EndReason,
     ) -> Hold {
         self.raise(step);
-        let entry = self.keys.get_mut(key).expect("a held key is in the table");
+        let entry = self.keys.entry_mut(key).expect("a held key is in the table");
         let hold = entry.holds.remove(&holder).expect("the caller knows the hold");
         self.sum.sub(digest::hold(key, holder, &hold));
         self.claims -= 1;
@@ -145,7 +147,7 @@ impl State {
 
     /// Takes a waiter out of its key's queue.
     pub(crate) fn take_waiter(&mut self, key: &Key, lease: LeaseId) -> Waiter {
-        let entry = self.keys.get_mut(key).expect("a key with a waiter is in the table");
+        let entry = self.keys.entry_mut(key).expect("a key with a waiter is in the table");
         let place = entry.places.remove(&lease).expect("a waiting lease has a place");
         let waiter = entry.queue.remove(&place).expect("a place has a waiter");
         self.sum.sub(digest::waiter(key, place, &waiter));

@@ -44,7 +44,7 @@ pub fn check(state: &State) -> Result<(), String> {
 pub(crate) struct Checker {
     state: State,
     leases: IntoIter<LeaseId, Rc<Lease>>,
-    keys: IntoIter<Key, KeyState>,
+    keys: IntoIter<Key, Rc<KeyState>>,
     totals: Totals,
 }
 

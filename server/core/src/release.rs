@@ -14,7 +14,7 @@ use crate::digest;
 use crate::memory::Kind;
 use crate::retry::{check_acks, print_of_release};
 use crate::state::{State, Step};
-use crate::table::{Forced, KeyState};
+use crate::table::Forced;
 
 impl State {
     pub(crate) fn release(
@@ -97,7 +97,7 @@ impl State {
     fn mark_forced(&mut self, step: &mut Step<'_>, key: &Key, holder: LeaseId, forced: Forced) {
         self.raise(step);
         self.raise_version(holder);
-        let entry = self.keys.get_mut(key).expect("a held key is in the table");
+        let entry = self.keys.entry_mut(key).expect("a held key is in the table");
         let hold = entry.holds.get_mut(&holder).expect("the caller knows the hold");
         let (who, why) = (forced.who.as_slice().to_vec(), forced.why.as_slice().to_vec());
         self.sum.sub(digest::hold(key, holder, hold));
@@ -124,7 +124,7 @@ impl State {
     }
 
     fn present_token(&self, key: &[u8]) -> Token {
-        self.keys.get(&KeyRef::new(key)).map_or(Token(0), KeyState::present_token)
+        self.keys.get(&KeyRef::new(key)).map_or(Token(0), |entry| entry.present_token())
     }
 
     /// The shared key, if this lease holds it under this token.

@@ -24,7 +24,7 @@ use crate::blob::{Key, Name};
 use crate::cow::Map;
 use crate::digest;
 use crate::hash::Sum;
-use crate::table::{KeyState, Lease, Leases};
+use crate::table::{Keys, Lease, Leases};
 
 /// The highest token: tokens fit in a signed 64-bit column.
 pub(crate) const TOKEN_MAX: u64 = i64::MAX as u64;
@@ -43,7 +43,7 @@ pub struct State {
     /// Hash sum of all items, kept along with them.
     pub(crate) sum: Sum,
     pub(crate) leases: Leases,
-    pub(crate) keys: Map<Key, KeyState>,
+    pub(crate) keys: Keys,
     /// The same keys in the order of their bytes, for listings. Follows from `keys`.
     pub(crate) names: Map<Name, ()>,
     /// Forced holds that are not passed on yet, by token. Follows from `keys`.

@@ -113,6 +113,16 @@ pub(crate) struct KeyState {
     pub(crate) places: Map<LeaseId, u64>,
 }
 
+/// The table of keys, each behind a pointer like leases.
+pub(crate) type Keys = Map<Key, Rc<KeyState>>;
+
+impl Keys {
+    /// A key's state to change in place; copies it if a frozen view shares it.
+    pub(crate) fn entry_mut(&mut self, key: &Key) -> Option<&mut KeyState> {
+        self.get_mut(key).map(Rc::make_mut)
+    }
+}
+
 impl KeyState {
     pub(crate) fn is_vacant(&self) -> bool {
         self.holds.is_empty() && self.queue.is_empty()

@@ -117,8 +117,8 @@ impl Decoder {
     }
 
     /// Checks up to `items` leases and keys of the state that was read; true when all are found
-    /// right. `finish` checks what is left at once: for a large state that takes a while (about a
-    /// microsecond per item), which a caller on a core spreads with this.
+    /// right. `finish` checks what is left at once: for a large state that takes a while (some
+    /// microseconds per item), which a caller on a core spreads with this.
     pub fn check(&mut self, items: usize) -> Result<bool, SnapshotError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -327,7 +327,7 @@ impl Build {
             Some((_, Ordering::Less)) => return Err("a key out of order"),
             Some((_, Ordering::Greater)) | None => {
                 let key = key.to_key();
-                self.state.keys.insert(key.clone(), KeyState::default());
+                self.state.keys.insert(key.clone(), Rc::default());
                 self.state.names.insert(key.name().clone(), ());
                 key
             }
@@ -337,7 +337,7 @@ impl Build {
             return Err("too many holds and waiters");
         }
         self.state.claims += 1;
-        let entry = self.state.keys.get_mut(&key).expect("it was inserted");
+        let entry = self.state.keys.entry_mut(&key).expect("it was inserted");
         Ok((key, entry))
     }
 

@@ -26,7 +26,7 @@ pub struct Encoder {
     header: Option<Header>,
     leases: IntoIter<LeaseId, Rc<Lease>>,
     memory: Option<MemoryLeft>,
-    keys: IntoIter<Key, KeyState>,
+    keys: IntoIter<Key, Rc<KeyState>>,
     key: Option<KeyLeft>,
     ended: bool,
     checksum: u32,
@@ -93,7 +93,8 @@ impl Encoder {
                 return Some(item);
             }
             let Some((key, entry)) = self.keys.next() else { break };
-            let (holds, queue) = (entry.holds.into_iter(), entry.queue.into_iter());
+            let holds = entry.holds.clone().into_iter();
+            let queue = entry.queue.clone().into_iter();
             self.key = Some(KeyLeft { key, holds, queue });
         }
         if self.ended {
