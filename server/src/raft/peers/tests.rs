@@ -2,6 +2,7 @@
 
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId};
+use openraft::AsyncRuntime;
 
 use super::{HandshakeError, Identity, Peers};
 use crate::raft::suite::SimEnv;
