@@ -3,7 +3,8 @@
 mod raft_support;
 
 use futures_util::stream::FuturesOrdered;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
 use std::rc::Rc;
 
 use futures_util::{FutureExt, StreamExt};
@@ -13,7 +14,9 @@ use leasehold_protocol::outcome::Outcome;
 use leasehold_server::env::Disk;
 use leasehold_server::raft::types::Leadership;
 use leasehold_server::raft::{Group, GroupError, GroupSpec, ProposeError, TransferError};
+use leasehold_server::rt::sim::SimRt;
 use leasehold_server::wal::Recovered;
+use openraft::AsyncRuntime;
 use raft_support::{CLUSTER, Cluster, Seen, SimEnv, member, opening, run, until};
 
 #[test]
@@ -183,6 +186,62 @@ fn a_transfer_to_a_node_that_is_down_is_refused_and_nothing_stops() {
         cluster.open_lease(1).await;
         let moved = cluster.group(leader).transfer(Some(NodeId(9))).await;
         assert_eq!(moved, Err(TransferError::NoSuchVoter));
+    });
+}
+
+#[test]
+fn a_transfer_to_anybody_passes_over_a_node_that_is_down() {
+    run(17, async {
+        let cluster = Cluster::formed(3).await;
+        for highest in [true, false] {
+            cluster.agree().await;
+            let (leader, _) = cluster.leader().await;
+            let mut others = (1..=3).filter(|node| *node != leader);
+            let (low, high) = (others.next().unwrap(), others.next().unwrap());
+            let (down, healthy) = if highest { (high, low) } else { (low, high) };
+            cluster.kill(down);
+            let moved = cluster.group(leader).transfer(None).await;
+            assert_eq!(moved, Ok(NodeId(healthy)));
+            cluster.leader_but(leader).await;
+            cluster.start(down).await.unwrap();
+        }
+        cluster.agree().await;
+    });
+}
+
+#[test]
+fn a_transfer_to_anybody_fails_where_nobody_answers() {
+    run(18, async {
+        let cluster = Cluster::formed(3).await;
+        let (leader, leadership) = cluster.leader().await;
+        (1..=3).filter(|node| *node != leader).for_each(|node| cluster.kill(node));
+        let moved = cluster.group(leader).transfer(None).await;
+        assert!(matches!(moved, Err(TransferError::Unreachable(_))), "{moved:?}");
+        assert_eq!(cluster.group(leader).leadership(), Some(leadership), "it leads on");
+    });
+}
+
+/// Whoever waits for the group's end sleeps while the group works.
+#[test]
+fn waiting_for_the_end_costs_nothing_meanwhile() {
+    run(19, async {
+        let cluster = Cluster::formed(3).await;
+        let (leader, _) = cluster.leader().await;
+        let polls = Rc::new(Cell::new(0));
+        let (group, polled) = (cluster.group(leader), polls.clone());
+        drop(SimRt::spawn(async move {
+            let mut end = Box::pin(group.failed());
+            std::future::poll_fn(|cx| {
+                polled.set(polled.get() + 1);
+                end.as_mut().poll(cx).map(drop)
+            })
+            .await;
+        }));
+        for secret in 0..100 {
+            cluster.open_lease(secret).await;
+        }
+        assert!(polls.get() >= 1, "it waits");
+        assert!(polls.get() <= 3, "woken {} times in 100 proposals", polls.get());
     });
 }
 

@@ -2,23 +2,29 @@
 
 mod raft_support;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
 use leasehold_protocol::codec;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{DiskId, LeaseId, NodeId};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::peer::{self, AppendRequest, Ballot, EntryBody, LogEntry, Position};
+use leasehold_protocol::peer::{
+    self, AppendAnswer, AppendRequest, Ballot, EntryBody, LogEntry, MemberEntry, Members, Position,
+    SnapshotAnswer, SnapshotBegin, SnapshotChunk, SnapshotCover, VoteAnswer,
+};
 use leasehold_server::disk::sim::{Io, Tear};
-use leasehold_server::raft::peers::{Class, PeerError};
-use leasehold_server::raft::{ConfirmError, GroupSpec};
-use leasehold_server::rt::sim::SimRt;
+use leasehold_server::raft::peers::{Class, PeerError, PeerInfo, PeerService, Peers};
+use leasehold_server::raft::types::EntryData;
+use leasehold_server::raft::{ConfirmError, GroupFailed, GroupSpec};
+use leasehold_server::rt::sim::{SimClock, SimRt};
 use openraft::AsyncRuntime;
-use raft_support::{Cluster, SHARD, disk, opening, run, sleep_ms};
+use raft_support::{Cluster, SHARD, SimEnv, addr, disk, disk_id, member, opening, run, sleep_ms};
 
 #[test]
 fn a_wiped_voter_does_not_vote() {
@@ -191,7 +197,8 @@ fn a_failing_disk_ends_leadership_and_the_others_go_on() {
         // The others are a quorum: the write may well succeed, but nothing after the failure does.
         let _either = group.propose(leadership, opening(1)).await;
         let reason = SimRt::timeout(Duration::from_secs(5), group.failed()).await;
-        assert!(reason.expect("the engine stops").contains("failed"));
+        let reason = reason.expect("the engine stops");
+        assert!(matches!(reason, GroupFailed::Storage(_)), "{reason}");
         assert_eq!(group.leadership(), None);
         assert_eq!(group.confirm(leadership).await, Err(ConfirmError::NotLeader));
         assert!(cluster.running(old).wal.failed().is_some());
@@ -226,9 +233,174 @@ fn a_disk_that_fails_under_an_arriving_snapshot_stops_the_node() {
         let group = cluster.group(away);
         let reason = SimRt::timeout(Duration::from_secs(5), group.failed()).await;
         let reason = reason.expect("the group stops");
-        assert!(reason.starts_with("a snapshot: "), "{reason}");
+        assert!(matches!(reason, GroupFailed::Storage(_)), "{reason}");
+        assert!(reason.to_string().contains("a snapshot: "), "{reason}");
         cluster.kill(away);
         cluster.start(away).await.expect("the disk works again");
+        cluster.agree().await;
+    });
+}
+
+#[test]
+fn a_disk_that_fails_under_an_own_snapshot_is_told_as_such() {
+    run(7, async {
+        let cluster = Cluster::formed(1).await;
+        cluster.open_lease(0).await;
+        let group = cluster.group(1);
+        cluster.machine(1).disk.borrow().fail(Io::Write, 0, io::ErrorKind::StorageFull);
+        group.trigger_snapshot().await;
+        let reason = SimRt::timeout(Duration::from_secs(5), group.failed()).await;
+        let reason = reason.expect("the group stops");
+        assert!(matches!(reason, GroupFailed::Storage(_)), "{reason}");
+    });
+}
+
+#[test]
+fn an_entry_that_is_not_understood_is_no_failure_of_the_disk() {
+    run(8, async {
+        let cluster = Cluster::formed(1).await;
+        let (_, leadership) = cluster.leader().await;
+        let group = cluster.group(1);
+        let _unknown = group.propose(leadership, EntryData::from(vec![0xff; 9])).await;
+        let reason = SimRt::timeout(Duration::from_secs(5), group.failed()).await;
+        let reason = reason.expect("the group stops");
+        assert!(matches!(reason, GroupFailed::NotUnderstood(_)), "{reason}");
+    });
+}
+
+/// Answers a leader's and a candidate's requests with impossible votes and positions, in turn.
+struct Liar {
+    node: u64,
+    appends: Cell<u64>,
+    votes: Cell<u64>,
+}
+
+impl PeerService for Liar {
+    fn handle(
+        &self,
+        _from: &PeerInfo,
+        kind: u8,
+        _body: &[u8],
+    ) -> LocalBoxFuture<'static, Result<Vec<u8>, ErrorCode>> {
+        let far = ballot(u64::MAX, self.node, true);
+        let answer = if kind == peer::APPEND {
+            self.appends.set(self.appends.get() + 1);
+            codec::encode(&match self.appends.get() % 4 {
+                0 => AppendAnswer::HigherVote(far),
+                // Beyond what was sent.
+                1 => AppendAnswer::Partly(Some(at(1, 1, 1 << 40))),
+                // Not higher.
+                2 => AppendAnswer::HigherVote(ballot(0, 1, false)),
+                // Before what was sent.
+                _ => AppendAnswer::Partly(None),
+            })
+        } else {
+            self.votes.set(self.votes.get() + 1);
+            let last = Some(at(u64::MAX, 1, u64::MAX));
+            let vote = if self.votes.get() % 2 == 0 { far } else { ballot(0, 0, false) };
+            codec::encode(&VoteAnswer { vote, granted: false, last })
+        };
+        std::future::ready(Ok(answer)).boxed_local()
+    }
+}
+
+/// Runs a liar in the place of a node that does not run.
+async fn impersonate(cluster: &Cluster, node: u64) -> Rc<Liar> {
+    let machine = cluster.machine(node);
+    machine.boot.set(machine.boot.get() + 1);
+    let host = cluster.net.host(machine.domain);
+    let peers = Peers::<SimEnv>::new(cluster.identity(node), host.clone(), SimClock, SHARD);
+    let liar = Rc::new(Liar { node, appends: Cell::new(0), votes: Cell::new(0) });
+    peers.set_service(liar.clone());
+    let mut listener = host.listen(&addr(node)).expect("the address is free");
+    let accept = async move {
+        loop {
+            let (reader, writer) = listener.accept().await;
+            let peers = peers.clone();
+            drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
+        }
+    };
+    drop(cluster.world.spawn_in(machine.domain, accept));
+    liar
+}
+
+#[test]
+fn impossible_answers_of_a_member_are_not_believed() {
+    run(5, async {
+        let cluster = Cluster::formed(3).await;
+        cluster.open_lease(0).await;
+        let (leader, before) = cluster.leader().await;
+        let node = leader % 3 + 1;
+        let third = node % 3 + 1;
+        cluster.kill(node);
+        let liar = impersonate(&cluster, node).await;
+        for secret in 0..20 {
+            cluster.open_lease(secret).await;
+            sleep_ms(100).await;
+        }
+        assert!(liar.appends.get() > 8, "{} answers only", liar.appends.get());
+        assert_eq!(cluster.leader().await, (leader, before), "nobody was disturbed");
+        // Nor does a candidate adopt what it is told.
+        cluster.kill(leader);
+        sleep_ms(3_000).await;
+        assert!(liar.votes.get() > 2, "{} votes only", liar.votes.get());
+        assert!(cluster.group(third).status().term < 1_000);
+        cluster.start(leader).await.unwrap();
+        cluster.open_lease(1).await;
+        cluster.kill(node);
+        cluster.start(node).await.unwrap();
+        cluster.agree().await;
+    });
+}
+
+async fn snapshot_step(
+    cluster: &Cluster,
+    from: u64,
+    to: u64,
+    kind: u8,
+    body: Vec<u8>,
+) -> SnapshotAnswer {
+    let peers = cluster.running(from).peers;
+    let call = async move {
+        let patience = Duration::from_secs(2);
+        peers.call(NodeId(to), Class::Snapshot, kind, &body, patience).await
+    };
+    let answer = cluster.world.spawn_in(cluster.machine(from).domain, call).await.unwrap();
+    codec::decode(&answer.expect("it is answered")).expect("as a snapshot's step")
+}
+
+#[test]
+fn only_the_sender_of_a_snapshot_goes_on_with_it() {
+    run(6, async {
+        let cluster = Cluster::formed(3).await;
+        cluster.open_lease(0).await;
+        let (deposed, _) = cluster.leader().await;
+        let to = deposed % 3 + 1;
+        let present = to % 3 + 1;
+        let node = |node| {
+            let member = member(node);
+            let (peer_addr, client_addr) = (member.peer_addr, member.client_addr);
+            MemberEntry { node: NodeId(node), disk: disk_id(node), peer_addr, client_addr }
+        };
+        let members = Members { configs: vec![vec![1, 2, 3]], nodes: (1..=3).map(node).collect() };
+        let begin = |vote: Ballot| {
+            let last = Some(at(vote.term, vote.node.0, 500));
+            let cover = SnapshotCover { last, members_at: None, members: members.clone() };
+            codec::encode(&SnapshotBegin { shard: SHARD, vote, cover })
+        };
+        let chunk =
+            |offset| codec::encode(&SnapshotChunk { shard: SHARD, offset, bytes: Vec::new() });
+        let step = |from, kind, body| snapshot_step(&cluster, from, to, kind, body);
+        let begun = begin(ballot(99, present, true));
+        assert_eq!(step(present, peer::SNAPSHOT_BEGIN, begun).await, SnapshotAnswer::Continue);
+        // What a deposed leader still had under way.
+        let late = step(deposed, peer::SNAPSHOT_CHUNK, chunk(4_096)).await;
+        assert_eq!(late, SnapshotAnswer::Restart);
+        let late = step(deposed, peer::SNAPSHOT_BEGIN, begin(ballot(98, deposed, true))).await;
+        assert!(matches!(late, SnapshotAnswer::HigherVote(_)), "{late:?}");
+        let next = step(present, peer::SNAPSHOT_CHUNK, chunk(0)).await;
+        assert_eq!(next, SnapshotAnswer::Continue);
+        cluster.open_lease(1).await;
         cluster.agree().await;
     });
 }

@@ -5,6 +5,7 @@
 //! what earlier leaders committed.
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
@@ -12,6 +13,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesOrdered;
 use leasehold_core::State;
 use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::outcome::Outcome;
@@ -30,7 +33,7 @@ use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
 use super::spec::{GroupSpec, SpecError};
 use super::storage::{Log, LogDamaged};
-use super::types::{EntryData, Leadership, LogId, Member, RaftTypes};
+use super::types::{EntryData, Leadership, LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
@@ -142,6 +145,21 @@ pub enum TransferError {
     Stopped,
 }
 
+/// Why a group stopped by itself. Its node must exit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupFailed {
+    /// The disk, under a snapshot or under the log.
+    #[error("the storage failed: {0}")]
+    Storage(String),
+    /// A committed entry is not understood: a restart of this version meets it again.
+    #[error("{0}")]
+    NotUnderstood(String),
+    /// Anything else.
+    #[error("the engine stopped: {0}")]
+    Engine(String),
+}
+
 /// What a group looks like from here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
@@ -169,9 +187,11 @@ pub struct Group<E: Env> {
     pub(super) rounds: Rc<Rounds>,
     pub(super) peers: Rc<Peers<E>>,
     pub(super) snapshots: Rc<Snapshots<E>>,
-    pub(super) receiving: RefCell<Option<Receiving<E>>>,
+    /// The snapshot that is on its way here, and the vote of the leader that sends it.
+    pub(super) receiving: RefCell<Option<(Vote, Receiving<E>)>>,
+    progress: Rc<Progress>,
     /// Why the group stopped by itself, if the engine does not know.
-    broken: RefCell<Option<String>>,
+    broken: RefCell<Option<GroupFailed>>,
     stopped: Rc<Signal>,
 }
 
@@ -208,12 +228,22 @@ impl<E: Env> Group<E> {
             .await
             .map_err(|error| GroupError::Engine(error.to_string()))?;
         let (stopped, receiving, broken) = (Rc::default(), RefCell::default(), RefCell::default());
-        let group = Self { spec, raft, log, rounds, peers, snapshots, receiving, broken, stopped };
-        let group = Rc::new(group);
+        let group = Rc::new(Self {
+            spec,
+            raft,
+            log,
+            rounds,
+            peers,
+            snapshots,
+            receiving,
+            progress,
+            broken,
+            stopped,
+        });
         let service: Rc<dyn RaftService> = group.clone();
         group.peers.register(group.spec.shard, Rc::downgrade(&service));
         group.start_rounds();
-        group.start_snapshots(progress);
+        group.start_snapshots();
         Ok(group)
     }
 
@@ -325,17 +355,14 @@ impl<E: Env> Group<E> {
         }
     }
 
-    /// Moves leadership to `to`, or to the voter that is furthest, and waits until somebody else
-    /// leads. Writes are refused meanwhile.
+    /// Moves leadership to `to`, or to the voter that is furthest among those that answer, and
+    /// waits until somebody else leads. Writes are refused meanwhile.
     pub async fn transfer(&self, to: Option<NodeId>) -> Result<NodeId, TransferError> {
         if !self.raft.is_leader() {
             return Err(TransferError::NotLeader { hint: self.leader_hint() });
         }
-        let to = self.transfer_target(to)?;
         let patience = 2 * self.spec.timings.election_max;
-        // A target that is down would cost a whole election: the present leader stops at once.
-        let asked = self.peers.call(to, Class::Heartbeat, peer::PING, &[], patience).await;
-        asked.map_err(|_| TransferError::Unreachable(to))?;
+        let to = self.first_that_answers(self.transfer_targets(to)?, patience).await?;
         let moved = self.raft.trigger().transfer_leader(to.0).await;
         moved.map_err(|_| TransferError::Stopped)?;
         let other = async {
@@ -352,21 +379,45 @@ impl<E: Env> Group<E> {
         waited.map_err(|_| TransferError::TimedOut)
     }
 
-    fn transfer_target(&self, to: Option<NodeId>) -> Result<NodeId, TransferError> {
+    /// The first of `targets` that answers. All are asked at once: one that is down costs its
+    /// patience, not the others' too. Without this it would cost a whole election, because the
+    /// present leader stops before the target begins.
+    async fn first_that_answers(
+        &self,
+        targets: Vec<NodeId>,
+        patience: Duration,
+    ) -> Result<NodeId, TransferError> {
+        let ask = |target: NodeId| async move {
+            let asked = self.peers.call(target, Class::Heartbeat, peer::PING, &[], patience).await;
+            asked.is_ok().then_some(target)
+        };
+        let mut asked: FuturesOrdered<_> = targets.iter().map(|target| ask(*target)).collect();
+        while let Some(answered) = asked.next().await {
+            if let Some(target) = answered {
+                return Ok(target);
+            }
+        }
+        let furthest = targets.first().ok_or(TransferError::NoSuchVoter)?;
+        Err(TransferError::Unreachable(*furthest))
+    }
+
+    /// `to` alone, or all other voters, the furthest first; never none.
+    fn transfer_targets(&self, to: Option<NodeId>) -> Result<Vec<NodeId>, TransferError> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         let membership = metrics.membership_config.membership();
-        let others = membership.voter_ids().filter(|voter| *voter != self.spec.node.0);
+        let voters = membership.voter_ids().filter(|voter| *voter != self.spec.node.0);
         let matched = |voter: &u64| {
             let replication = metrics.replication.as_ref();
             replication.and_then(|matched| matched.get(voter).copied().flatten())
         };
-        match to {
-            Some(to) => others.into_iter().find(|voter| *voter == to.0),
-            None => others.max_by_key(matched),
+        let wanted = |voter: &u64| to.is_none_or(|to| to.0 == *voter);
+        let mut targets: Vec<u64> = voters.filter(wanted).collect();
+        targets.sort_by_key(|voter| Reverse(matched(voter)));
+        if targets.is_empty() {
+            return Err(TransferError::NoSuchVoter);
         }
-        .map(NodeId)
-        .ok_or(TransferError::NoSuchVoter)
+        Ok(targets.into_iter().map(NodeId).collect())
     }
 
     /// Takes a snapshot now and cuts the log, so that neither the WAL nor memory keeps more than
@@ -376,27 +427,30 @@ impl<E: Env> Group<E> {
         let _stopped = compact::<E>(&self.raft, &self.snapshots).await;
     }
 
-    /// Resolves, with the reason, when the group stopped by itself: the node must exit.
-    pub async fn failed(&self) -> String {
-        let mut metrics = self.raft.metrics();
-        loop {
-            let running = metrics.borrow_and_update().running_state.clone();
-            if let Some(reason) = self.broken.borrow().clone() {
-                return reason;
-            }
-            if let Err(fatal) = running {
-                return fatal.to_string();
-            }
-            if metrics.changed().await.is_err() {
-                return "the engine is gone".to_owned();
-            }
+    /// Resolves, with the reason, when the group stopped: the node must exit. After `shutdown` it
+    /// resolves too.
+    pub async fn failed(&self) -> GroupFailed {
+        // Of the engine's channels the one that changes with elections only: all close at its end.
+        let mut end = self.raft.server_metrics();
+        while end.changed().await.is_ok() {}
+        if let Some(failed) = self.broken.borrow().clone() {
+            return failed;
+        }
+        if let Some(reason) = self.progress.not_understood() {
+            return GroupFailed::NotUnderstood(reason);
+        }
+        match &self.raft.metrics().borrow_watched().running_state {
+            Err(Fatal::StorageError(error)) => GroupFailed::Storage(error.to_string()),
+            Err(fatal) => GroupFailed::Engine(fatal.to_string()),
+            Ok(()) => GroupFailed::Engine("it is gone".to_owned()),
         }
     }
 
     /// The disk failed under a snapshot: the group stops at once and for good.
     pub(super) async fn disk_failed(&self, error: &io::Error) {
         self.rounds.fail();
-        self.broken.borrow_mut().get_or_insert(format!("a snapshot: {error}"));
+        let failed = GroupFailed::Storage(format!("a snapshot: {error}"));
+        self.broken.borrow_mut().get_or_insert(failed);
         self.shutdown().await;
     }
 
@@ -428,8 +482,9 @@ impl<E: Env> Group<E> {
     }
 
     /// The task that takes a snapshot when many bytes were applied.
-    fn start_snapshots(&self, progress: Rc<Progress>) {
+    fn start_snapshots(&self) {
         let (raft, snapshots) = (self.raft.clone(), self.snapshots.clone());
+        let progress = self.progress.clone();
         let work = async move {
             loop {
                 let version = progress.snapshot_due.version();

@@ -16,13 +16,14 @@
 //! Who does what: `group` is what a shard uses; `storage` is the log over the WAL, `machine` the
 //! state machine over `leasehold_core`, `snapshot` their files; `network` is what the engine says
 //! to others, `serving` what it is told; `peers` are the connections; `convert` the engine's types
-//! as bytes. Everything is generic in `E: Env`, so production and the simulator run the same code.
+//! as bytes; `checks` what peers may say. Everything is generic in `E: Env`, so production and the simulator run the same code.
 //!
 //! It never looks into a batch beyond handing its commands to `State::apply`, never compares a
 //! clock, and never answers for a write that is not applied. Bounds: `peers::link` for what waits
 //! on a connection, `network` for what one stream has under way, the WAL for what waits for a
 //! flush; a caller bounds its own proposals and confirmations.
 
+mod checks;
 mod convert;
 mod group;
 mod machine;
@@ -42,8 +43,8 @@ pub mod types;
 use leasehold_protocol::ids::ShardId;
 
 pub use group::{
-    BATCH_LEN_MAX, ConfirmError, Group, GroupError, GroupStatus, InitError, ProposeError,
-    TransferError,
+    BATCH_LEN_MAX, ConfirmError, Group, GroupError, GroupFailed, GroupStatus, InitError,
+    ProposeError, TransferError,
 };
 pub use machine::ApplySink;
 pub use peers::{Class, Identity, PeerError, PeerInfo, PeerService, Peers};

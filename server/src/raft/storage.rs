@@ -155,6 +155,19 @@ impl Kept {
         }
     }
 
+    /// Whatever the log said up to `last` is replaced: a deposed leader's membership, which was
+    /// never committed, may have been there.
+    fn replace_memberships(&mut self, last: Option<LogId>, membership: &StoredMembership) {
+        if membership.membership().get_joint_config().is_empty() {
+            return;
+        }
+        if let Some(last) = last {
+            self.memberships = self.memberships.split_off(&(last.index + 1));
+        }
+        let at = membership.log_id().map_or(0, |at| at.index);
+        self.memberships.entry(at).or_insert_with(|| membership.clone());
+    }
+
     fn effective(&self) -> StoredMembership {
         self.memberships.last_key_value().map(|(_, last)| last.clone()).unwrap_or_default()
     }
@@ -225,14 +238,9 @@ impl<E: Env> Log<E> {
         self.shared.kept.borrow().purged
     }
 
-    /// A snapshot with this membership is in force.
-    pub(crate) fn snapshot_membership(&self, membership: &StoredMembership) {
-        let at = membership.log_id().map_or(0, |at| at.index);
-        let mut kept = self.shared.kept.borrow_mut();
-        if !membership.membership().get_joint_config().is_empty() {
-            kept.memberships.entry(at).or_insert_with(|| membership.clone());
-        }
-        drop(kept);
+    /// A snapshot up to `last` with this membership is in force.
+    pub(crate) fn snapshot_membership(&self, last: Option<LogId>, membership: &StoredMembership) {
+        self.shared.kept.borrow_mut().replace_memberships(last, membership);
         self.membership_changed();
     }
 

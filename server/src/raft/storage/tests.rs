@@ -137,8 +137,21 @@ fn the_last_membership_of_the_log_counts_at_once_and_only_as_long_as_it_is_there
         log.purge(at(1, 3)).await.expect("the disk works");
         assert_eq!(voters(&log), [1, 2], "its entry is gone, the membership is not");
         let EntryPayload::Membership(four) = members(9, &[4]).payload else { unreachable!() };
-        log.snapshot_membership(&StoredMembership::new(Some(at(1, 9)), four));
+        log.snapshot_membership(Some(at(1, 9)), &StoredMembership::new(Some(at(1, 9)), four));
         assert_eq!(voters(&log), [4]);
+    });
+}
+
+#[test]
+fn a_snapshot_replaces_what_a_deposed_leader_said_of_the_membership() {
+    run(async {
+        let mut log = open(&disk()).await;
+        append(&mut log, [members(0, &[1, 2, 3]), blank(1, 1), members(2, &[9])]).await;
+        let EntryPayload::Membership(early) = members(1, &[1, 2]).payload else { unreachable!() };
+        log.snapshot_membership(Some(at(2, 7)), &StoredMembership::new(Some(at(2, 1)), early));
+        log.purge(at(2, 7)).await.expect("the disk works");
+        let voters: Vec<u64> = log.membership().membership().voter_ids().collect();
+        assert_eq!(voters, [1, 2], "not the one at index 2, which the snapshot overtook");
     });
 }
 
