@@ -54,7 +54,7 @@ fn exclusion(holds: &[Rc<Held>], violations: &Violations) {
         holds.sort_by_key(|held| held.known_ns);
         for pair in holds.windows(2) {
             if pair[1].known_ns < pair[0].sure_until_ns() {
-                violations.add("G1", format!("{:?} and {:?} overlap", pair[0], pair[1]));
+                violations.add("G1", &format!("{:?} and {:?} overlap", pair[0], pair[1]));
             }
         }
     }
@@ -65,7 +65,7 @@ fn token_order(holds: &[Rc<Held>], violations: &Violations) {
     for early in holds {
         for late in holds.iter().filter(|late| late.key == early.key) {
             if early.known_ns < late.asked_ns && early.token >= late.token {
-                violations.add("G2", format!("{early:?} came before {late:?}"));
+                violations.add("G2", &format!("{early:?} came before {late:?}"));
             }
         }
     }
@@ -84,7 +84,7 @@ fn never_early(
         let ended_ns = ledger.applied_ns(event.revision.0).expect("it was applied");
         let lasts_ns = session.ttl_ns - session.ttl_ns / 1_000_000 * FAST_PPM;
         if ended_ns < session.renewed_ns.get() + lasts_ns {
-            violations.add("G3", format!("{session:?} expired at {ended_ns}"));
+            violations.add("G3", &format!("{session:?} expired at {ended_ns}"));
         }
     }
 }
@@ -96,7 +96,7 @@ fn durable_grant(ledger: &Ledger, held: &Held, violations: &Violations) {
             if *key == held.key && *lease == held.lease && *token == held.token)
     };
     if !ledger.at(held.grant.0).iter().any(is_it) {
-        violations.add("G5", format!("{held:?} was acknowledged and is not in the log"));
+        violations.add("G5", &format!("{held:?} was acknowledged and is not in the log"));
     }
 }
 
@@ -114,7 +114,7 @@ fn durable_change(ledger: &Ledger, acked: &Acked, violations: &Violations) {
         _ => false,
     };
     if !ledger.at(acked.revision.0).iter().any(is_it) {
-        violations.add("G5", format!("{acked:?} was acknowledged and is not in the log"));
+        violations.add("G5", &format!("{acked:?} was acknowledged and is not in the log"));
     }
 }
 
@@ -139,13 +139,13 @@ fn linear(read: &Read, holders: &Holders, known: &[(u64, u64)], violations: &Vio
     let before = known.partition_point(|(at_ns, _)| *at_ns < read.asked_ns);
     let due = before.checked_sub(1).map_or(0, |last| known[last].1);
     if read.revision.0 < due {
-        violations.add("G7", format!("{read:?} is older than revision {due}"));
+        violations.add("G7", &format!("{read:?} is older than revision {due}"));
     }
     let changes = holders.get(&read.key).map_or(&[][..], Vec::as_slice);
     let upto = changes.partition_point(|(revision, _)| *revision <= read.revision.0);
     let holder = upto.checked_sub(1).and_then(|last| changes[last].1);
     if holder != read.holder {
-        violations.add("G7", format!("{read:?}, but the holder was {holder:?}"));
+        violations.add("G7", &format!("{read:?}, but the holder was {holder:?}"));
     }
 }
 
@@ -168,7 +168,7 @@ fn replay(events: &[Event], violations: &Violations) -> Holders {
     let mut dead = BTreeSet::new();
     for event in events {
         let wrong = |guarantee, what: &str| {
-            violations.add(guarantee, format!("{what}: {event:?}"));
+            violations.add(guarantee, &format!("{what}: {event:?}"));
         };
         match &event.kind {
             EventKind::LeaseEnded { lease, .. } => {

@@ -143,8 +143,8 @@ impl Work<'_> {
             Ending::SessionOver => return self.session.die(),
         };
         // After a wait or a retry only a renewal tells whether the lease still lives.
-        let expected = self.session.granted(&grant);
-        if !(at_once && expected) && !self.session.confirmed().await {
+        let sure = self.session.granted(&grant) && at_once;
+        if !sure && !self.session.confirmed().await {
             return;
         }
         let held = Rc::new(Held {
@@ -193,17 +193,13 @@ impl Work<'_> {
         });
         let give_up_ns = SimWorld::current().now_ns() + patience_ms * 1_000_000;
         let mut first = true;
-        loop {
-            let answer = self.line.ask_and_wait(&acquire, give_up_ns, &mut first).await;
-            match answer.map(outcome) {
-                Some(Ok(Outcome::Granted(grant))) => return Ending::Granted(grant, first),
-                Some(Ok(Outcome::TimedOut { .. }) | Err(ErrorCode::HELD)) => {
-                    return Ending::Without;
-                }
-                Some(Err(code)) if is_over(code) => return Ending::SessionOver,
-                None if patience_ms > 0 => return self.cancel().await,
-                other => panic!("client {}: acquire gave {other:?}", self.line.client.id),
-            }
+        let answer = self.line.ask_and_wait(&acquire, give_up_ns, &mut first).await;
+        match answer.map(outcome) {
+            Some(Ok(Outcome::Granted(grant))) => Ending::Granted(grant, first),
+            Some(Ok(Outcome::TimedOut { .. }) | Err(ErrorCode::HELD)) => Ending::Without,
+            Some(Err(code)) if is_over(code) => Ending::SessionOver,
+            None if patience_ms > 0 => self.cancel().await,
+            other => panic!("client {}: acquire gave {other:?}", self.line.client.id),
         }
     }
 
@@ -217,10 +213,10 @@ impl Work<'_> {
                 Ending::Without
             }
             Ok(Outcome::Granted(grant)) => Ending::Granted(grant, false),
-            Ok(Outcome::TimedOut { .. }) => Ending::Without,
             Err(code) if is_over(code) => Ending::SessionOver,
-            // The acquire never arrived, so nothing was cancelled; it never will be executed.
-            Err(ErrorCode::CANCELLED | ErrorCode::HELD | ErrorCode::TIMED_OUT) => Ending::Without,
+            // The wait had ended by itself, or the acquire never arrived and never will be executed.
+            Ok(Outcome::TimedOut { .. })
+            | Err(ErrorCode::CANCELLED | ErrorCode::HELD | ErrorCode::TIMED_OUT) => Ending::Without,
             other => panic!("client {}: cancel gave {other:?}", self.line.client.id),
         }
     }
@@ -339,13 +335,11 @@ impl<'a> Line<'a> {
         if self.link.is_none() {
             self.link = Link::open(&self.client.host, self.node).await;
         }
-        match &self.link {
-            Some(link) => Some(link.request(request)),
-            None => {
-                self.turn();
-                None
-            }
+        let sent = self.link.as_ref().map(|link| link.request(request));
+        if sent.is_none() {
+            self.turn();
         }
+        sent
     }
 
     /// The next answer. Without one the connection is given up; a retryable one may name another

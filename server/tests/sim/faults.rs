@@ -198,7 +198,9 @@ fn cut(
         SimRt::sleep(spell).await;
         // At the end of the storm everything was healed at once.
         if !over.get() {
-            links.iter().for_each(|(from, to)| cluster.net.heal(*from, *to));
+            for (from, to) in links {
+                cluster.net.heal(from, to);
+            }
         }
     }));
 }

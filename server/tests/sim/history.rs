@@ -88,7 +88,7 @@ pub(crate) struct Violations {
 }
 
 impl Violations {
-    pub(crate) fn add(&self, guarantee: &str, what: String) {
+    pub(crate) fn add(&self, guarantee: &str, what: &str) {
         self.list.borrow_mut().push(format!("{guarantee}: {what}"));
     }
 

@@ -39,13 +39,13 @@ impl Ledger {
                 group.to_vec()
             });
             if first != group {
-                violations.add("G5", format!("node {node} applied {group:?}, others {first:?}"));
+                violations.add("G5", &format!("node {node} applied {group:?}, others {first:?}"));
             }
         }
         let (revision, digest) = (state.revision().0, state.digest());
         let first = *self.digests.borrow_mut().entry(revision).or_insert(digest);
         if first != digest {
-            violations.add("G5", format!("node {node} has another state at {revision}"));
+            violations.add("G5", &format!("node {node} has another state at {revision}"));
         }
     }
 

@@ -99,7 +99,7 @@ impl Shared {
         while !self.over.get() {
             let read = SimRt::select2(self.changed.notified(), reader.read(&mut buf)).await;
             match read {
-                openraft_rt::Select2::First(()) => continue,
+                openraft_rt::Select2::First(()) => {}
                 openraft_rt::Select2::Second(Ok(len)) if len > 0 => {
                     self.conn.borrow_mut().feed(&buf[..len], SimClock.now().0);
                     self.turn();

@@ -200,14 +200,9 @@ impl Start {
         let group = group.await.unwrap_or_else(|error| panic!("node {}: {error}", self.node));
         let shard = start_shard(group.clone(), state.clone(), peers.clone());
         sink.shard.replace(Some(shard.clone()));
-        let router = Router::new(
-            (0, 1),
-            (CLUSTER, 1),
-            vec![shard],
-            peers.clone(),
-            std::collections::BTreeMap::new(),
-            Rc::new(NoHops),
-        );
+        let addresses = (1..=NODES).map(|node| (NodeId(node), client_addr(node))).collect();
+        let hops = Rc::new(NoHops);
+        let router = Router::new((0, 1), (CLUSTER, 1), vec![shard], peers.clone(), addresses, hops);
         peers.set_service(Rc::new(Service(Rc::new(ForwardService::new(router.clone())))));
         self.watch_engine(group.clone());
         self.serve_peers(peers);
@@ -220,7 +215,7 @@ impl Start {
         let (node, violations) = (self.node, self.violations.clone());
         drop(SimRt::spawn(async move {
             let why = group.failed().await;
-            violations.add("engine", format!("node {node} stopped: {why}"));
+            violations.add("engine", &format!("node {node} stopped: {why}"));
         }));
     }
 
