@@ -30,7 +30,7 @@ use crate::error::{Exit, NodeError};
 use crate::identity::{DataDir, Owner};
 use crate::lease::CoreWheel;
 use crate::net::{Connections, Front, Hop, Hops, ReplyTo, Router};
-use crate::raft::{ApplySink, Group, GroupSpec, Identity, Member, Peers, Timings};
+use crate::raft::{ApplySink, Group, GroupFailed, GroupSpec, Identity, Member, Peers, Timings};
 use crate::rt::clock::OsClock;
 use crate::rt::executor::Core;
 use crate::rt::hop::{Mailbox, Ports};
@@ -509,8 +509,11 @@ async fn end_on_engine_failure(shard: Rc<Shard<Production>>) {
     if shard.is_stopping() {
         return;
     }
-    let shard = shard.id();
-    die(Exit::Internal, format_args!("the Raft engine of shard {shard} stopped: {reason}"));
+    let exit = match reason {
+        GroupFailed::Storage(_) => Exit::StorageFailed,
+        _ => Exit::Internal,
+    };
+    die(exit, format_args!("shard {} stopped: {reason}", shard.id()));
 }
 
 async fn hops(router: Rc<Router<Production>>, mut mailbox: Mailbox<Hop>) {
