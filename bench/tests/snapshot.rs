@@ -52,9 +52,9 @@ fn a_follower_past_compaction_returns_by_snapshot_under_load() {
     let before = own_status(&cluster, follower).expect("the follower answers").last_index;
     cluster.kill(follower).expect("killed");
 
-    // A snapshot so far ahead that what the follower needs is no longer in the leader's log. The
-    // log is cut a little after its snapshot is seen, so one more snapshot must have followed.
-    let gone = before + 2 * SNAPSHOT_ENTRIES + KEPT_ENTRIES;
+    // A snapshot so far ahead that what the follower needs is no longer in the leader's log: that
+    // is cut behind the kept entries, in steps as long as these, a little after a snapshot is seen.
+    let gone = before + 2 * KEPT_ENTRIES + 3 * SNAPSHOT_ENTRIES;
     let snapshot = |status: &ShardStatus| status.snapshot_index > gone;
     wait_for(&cluster, leader, "took no snapshot", snapshot);
 
