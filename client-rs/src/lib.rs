@@ -32,6 +32,39 @@
 //! What a lock alone cannot give: a process that is paused between looking at its guard and acting
 //! acts late. Only a resource that checks tokens is safe from that.
 //!
+//! That check is one comparison. Whatever the lock protects keeps the highest token that it has
+//! seen, next to its data and changed with it, and refuses what comes with a lower one:
+//!
+//! ```
+//! use leasehold::Token;
+//!
+//! #[derive(Default)]
+//! struct Store {
+//!     highest: Token,
+//!     value: String,
+//! }
+//!
+//! impl Store {
+//!     fn write(&mut self, token: Token, value: &str) -> Result<(), Token> {
+//!         if token < self.highest {
+//!             return Err(self.highest);
+//!         }
+//!         self.highest = token;
+//!         self.value = value.to_owned();
+//!         Ok(())
+//!     }
+//! }
+//!
+//! let mut store = Store::default();
+//! let (old_holder, new_holder) = (Token(41), Token(42));
+//! store.write(old_holder, "from the old holder")?;
+//! store.write(new_holder, "from the new holder")?;
+//! // The old holder was paused, lost the lock, and wakes.
+//! assert_eq!(store.write(old_holder, "too late"), Err(Token(42)));
+//! assert_eq!(store.value, "from the new holder");
+//! # Ok::<(), Token>(())
+//! ```
+//!
 //! # Retries
 //!
 //! Every command has a number; a retry repeats it and gets the outcome of the first execution. So

@@ -89,7 +89,8 @@ pub struct LockRequest {
 
 impl LockRequest {
     /// Waits at most this long in the key's queue. Without it, `acquire` waits as long as the
-    /// session's lease lives.
+    /// session's lease lives; but the cluster must have taken the request into the queue within
+    /// the client's call time-out.
     pub const fn wait(mut self, wait: Duration) -> Self {
         self.wait = if wait.is_zero() { Wait::Try } else { Wait::For(wait) };
         self

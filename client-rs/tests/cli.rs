@@ -44,10 +44,15 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     panic!("never came: {what}");
 }
 
+/// The kernel's letter for what a process does; `None` if there is none.
+fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(')').next()?.trim_start().chars().next()
+}
+
 fn is_running(pid: i32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     // A zombie has ended; only its parent has not noticed.
-    !stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z'))
+    !matches!(state(pid), None | Some('Z'))
 }
 
 /// A script that writes its process id, and that of a child in its group, to a file.
@@ -544,11 +549,13 @@ fn pipe_serves_many_locks_and_a_wait_holds_nothing_up() {
 #[test]
 fn pipe_cancels_renews_and_tells_of_losses() {
     let server = TestServer::start();
-    let mut holder = Pipe::start(&server, &[]);
-    holder.send(&json!({"id": 1, "op": "acquire", "key": "a", "ttl_ms": 10_000}));
+    let mut holder = Pipe::start(&server, &["--ttl", "60s"]);
+    holder.send(&json!({"id": 1, "op": "acquire", "key": "a"}));
     assert_eq!(holder.reply(1)["ok"], true);
-    holder.send(&json!({"id": 2, "op": "renew", "key": "a"}));
-    assert!(holder.reply(2)["remaining_ms"].as_u64().expect("a number") > 9_000);
+    holder.send(&json!({"id": 2, "op": "acquire", "key": "own", "ttl_ms": 10_000}));
+    assert_eq!(holder.reply(2)["ok"], true);
+    holder.send(&json!({"id": 3, "op": "renew", "key": "own"}));
+    assert!(holder.reply(3)["remaining_ms"].as_u64().expect("a number") > 9_000);
 
     let mut pipe = Pipe::start(&server, &["--ttl", "2s"]);
     pipe.send(&json!({"id": 1, "op": "acquire", "key": "a"}));
@@ -579,7 +586,8 @@ fn pipe_cancels_renews_and_tells_of_losses() {
     assert!(pipe.reply(6)["token"].as_u64() > token.as_u64());
     pipe.end();
     holder.end();
-    assert!(server.tokens("a").is_empty(), "an own lease is given back too");
+    assert!(server.tokens("a").is_empty());
+    assert!(server.tokens("own").is_empty(), "an own lease is given back too");
 }
 
 #[test]
@@ -603,4 +611,24 @@ fn pipe_answers_what_it_does_not_understand_and_goes_on() {
     pipe.send(&json!({"id": 6, "op": "acquire", "key": "k"}));
     assert_eq!(pipe.reply(6)["ok"], true);
     pipe.end();
+}
+
+#[test]
+fn a_stopped_supervisor_does_not_keep_the_command_alive() {
+    let server = TestServer::start();
+    let dir = tempfile::tempdir().expect("a directory");
+    let (script, file) = announcing(&dir, "wait");
+    let child = program(&server)
+        .args(["lock", "k", "--ttl", "2s", "--", "sh", "-c", &script])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let pids = pids(&file);
+    // Once the command runs, the supervisor sleeps only after it has told the keeper the group.
+    eventually("the keeper knows the group", || state(child.id().cast_signed()) == Some('S'));
+    signal(&child, Signal::STOP);
+    server.down(true);
+    eventually("the group is gone", || pids.iter().all(|pid| !is_running(*pid)));
+    signal(&child, Signal::CONT);
+    assert_eq!(child.wait_with_output().expect("it ends").status.code(), Some(121));
 }

@@ -35,7 +35,7 @@ pub(crate) enum Wait {
     Try,
     /// This long.
     For(Duration),
-    /// As long as the session's lease lives.
+    /// As long as the session's lease lives, once the cluster has said that it waits.
     Unlimited,
 }
 
@@ -162,12 +162,12 @@ impl Core {
 
     fn new_op(&self, request: AcquireRequest, own: Option<OwnLease>) -> Op {
         let (wait_until, deadline) = match request.wait {
-            Wait::Try => (BootTime::NEVER, self.now.after(self.timing.call)),
+            // Without a limit: until it is known to wait.
+            Wait::Try | Wait::Unlimited => (BootTime::NEVER, self.now.after(self.timing.call)),
             Wait::For(wait) => {
                 let until = self.now.after(wait);
                 (until, until.after(self.timing.call))
             }
-            Wait::Unlimited => (BootTime::NEVER, BootTime::NEVER),
         };
         Op {
             session: request.session,
@@ -354,6 +354,10 @@ impl Core {
     pub(super) fn acquire_queued(&mut self, id: OpId) {
         let Some(op) = self.ops.get_mut(&id) else { return };
         op.waited = true;
+        if op.wait == Wait::Unlimited {
+            op.deadline = BootTime::NEVER;
+            self.timers.cancel(Timer::Op(id));
+        }
         let (key, number) = (op.lease, op.number.expect("it was sent"));
         if let Some(lease) = self.leases.get_mut(&key) {
             lease.numbers.queued(number);

@@ -566,7 +566,7 @@ impl Core {
         let retried = exchange.attempts > 1;
         match exchange.owner {
             Owner::Open(lease) => self.open_answered(lease, result, sent_at),
-            Owner::Orphan { shard, secret } => self.orphan_answered(shard, secret, result),
+            Owner::Orphan { shard, secret } => self.orphan_answered(shard, secret, &result),
             Owner::Acquire(op) => self.acquire_answered(op, retried, result),
             Owner::Cancel(op) => self.cancel_answered(op, result),
             Owner::Release(op) => self.release_answered(op, retried, result),

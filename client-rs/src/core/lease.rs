@@ -185,10 +185,10 @@ impl Core {
         &mut self,
         shard: ShardId,
         secret: Secret,
-        result: Result<Reply, Failure>,
+        result: &Result<Reply, Failure>,
     ) {
         if let Ok(Reply::Outcome(OutcomeReply { outcome: Outcome::Opened { lease, .. }, .. })) =
-            result
+            *result
         {
             self.start_close(shard, lease, secret, None, self.now.after(self.timing.call));
         }
@@ -248,6 +248,8 @@ impl Core {
             self.renew_due(key);
         }
         self.arm(key);
+        let next = self.timers.get(Timer::Lease(key));
+        assert!(next.is_none_or(|at| at > self.now), "what was due has been done");
     }
 
     /// Forced holds whose last validity is over.

@@ -41,6 +41,10 @@ impl<K: Copy + Ord> Timers<K> {
         Some((at, key))
     }
 
+    pub(crate) fn get(&self, key: K) -> Option<BootTime> {
+        self.at.get(&key).copied()
+    }
+
     pub(crate) fn next(&self) -> Option<BootTime> {
         self.order.first().map(|(at, _)| *at)
     }

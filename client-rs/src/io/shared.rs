@@ -251,11 +251,18 @@ async fn run_timer(shared: Arc<Shared>) {
             }
             let next = inner.core.next_deadline().unwrap_or(BootTime::NEVER);
             inner.wakes_at = next;
-            let ends = inner.ends_at.map_or(SLEEP_MAX, |at| at.since(now));
-            next.since(now).min(SLEEP_MAX).min(ends)
+            let next = next.min(inner.ends_at.unwrap_or(BootTime::NEVER));
+            // With nothing due there is nothing that a suspended machine could miss.
+            (next != BootTime::NEVER).then(|| next.since(now).min(SLEEP_MAX))
+        };
+        let slept = async {
+            match sleep {
+                Some(sleep) => tokio::time::sleep(sleep).await,
+                None => std::future::pending().await,
+            }
         };
         tokio::select! {
-            () = tokio::time::sleep(sleep) => {}
+            () = slept => {}
             () = shared.timer.notified() => {}
         }
     }

@@ -85,6 +85,10 @@ async fn watch(guard: &Guard, input: &mut Input, ttl: Duration) -> Option<Pid> {
             change = hold.changed(), if !lost => {
                 lost = matches!(change, Some(HoldState::Lost(_)) | None);
                 tell_change(change).await;
+                if let (true, Some(group)) = (lost, group) {
+                    // The supervisor does so too, unless it is stopped.
+                    let _ = kill_process_group(group, Signal::KILL);
+                }
             }
             () = tokio::time::sleep(ttl / LOOKS_PER_TTL), if !lost => {}
         }

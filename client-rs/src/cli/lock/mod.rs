@@ -7,8 +7,9 @@
 //!   signals, and ends the group in time. It knows until when the lock is valid and needs nobody
 //!   to tell it that time has passed.
 //! - the **keeper**: a child with the client in it. It acquires, renews, and tells the supervisor
-//!   each new end of validity over a pipe. If the supervisor is gone (its end of the pipe closes)
-//!   it kills the command's group, waits until it is gone, and gives the lock back.
+//!   each new end of validity over a pipe. When the lock is lost it kills the command's group as
+//!   well, in case the supervisor does not run. If the supervisor is gone (its end of the pipe
+//!   closes) it kills the group, waits until it is gone, and gives the lock back.
 //! - the **command**. Its first moments are this program again (`exec`), which asks the kernel to
 //!   be killed when the supervisor dies, and then becomes the command.
 //!

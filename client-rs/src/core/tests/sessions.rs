@@ -261,3 +261,34 @@ fn a_lease_that_comes_after_its_session_has_gone_is_closed() {
     rig.outcome(&close, closed());
     assert!(rig.core.is_idle());
 }
+
+#[test]
+fn a_wait_without_limit_still_needs_an_answer_in_time() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    let op = rig.acquire(session, "k", Wait::Unlimited);
+    for _ in 0..1000 {
+        rig.advance(ms(10));
+        while let Some(open) = rig.find(|request| matches!(request, Request::Command(_))) {
+            rig.error(&open, ErrorCode::NO_QUORUM, 0);
+        }
+    }
+    assert_eq!(rig.acquired(op).expect_err("no answer").code, ErrorCode::NO_QUORUM);
+    // Once it is in the queue it waits on.
+    let op = rig.acquire(session, "k", Wait::Unlimited);
+    rig.opened();
+    let acquire = rig.take_acquire();
+    rig.queued(&acquire);
+    for _ in 0..60 {
+        rig.advance(ms(1000));
+        while let Some(sent) =
+            rig.find(|request| matches!(request, Request::Renew(_) | Request::Ping))
+        {
+            match sent.request {
+                Request::Renew(_) => rig.renewed(&sent, 0),
+                _ => rig.answer(&sent, leasehold_protocol::reply::Reply::Pong),
+            }
+        }
+    }
+    assert!(rig.try_acquired(op).is_none(), "a minute is not too long");
+}
