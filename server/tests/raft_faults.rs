@@ -297,7 +297,7 @@ impl PeerService for Liar {
         } else {
             self.votes.set(self.votes.get() + 1);
             let last = Some(at(u64::MAX, 1, u64::MAX));
-            let vote = if self.votes.get() % 2 == 0 { far } else { ballot(0, 0, false) };
+            let vote = if self.votes.get().is_multiple_of(2) { far } else { ballot(0, 0, false) };
             codec::encode(&VoteAnswer { vote, granted: false, last })
         };
         std::future::ready(Ok(answer)).boxed_local()
@@ -305,7 +305,7 @@ impl PeerService for Liar {
 }
 
 /// Runs a liar in the place of a node that does not run.
-async fn impersonate(cluster: &Cluster, node: u64) -> Rc<Liar> {
+fn impersonate(cluster: &Cluster, node: u64) -> Rc<Liar> {
     let machine = cluster.machine(node);
     machine.boot.set(machine.boot.get() + 1);
     let host = cluster.net.host(machine.domain);
@@ -333,7 +333,7 @@ fn impossible_answers_of_a_member_are_not_believed() {
         let node = leader % 3 + 1;
         let third = node % 3 + 1;
         cluster.kill(node);
-        let liar = impersonate(&cluster, node).await;
+        let liar = impersonate(&cluster, node);
         for secret in 0..20 {
             cluster.open_lease(secret).await;
             sleep_ms(100).await;
@@ -365,7 +365,8 @@ async fn snapshot_step(
         let patience = Duration::from_secs(2);
         peers.call(NodeId(to), Class::Snapshot, kind, &body, patience).await
     };
-    let answer = cluster.world.spawn_in(cluster.machine(from).domain, call).await.unwrap();
+    let answer = cluster.world.spawn_in(cluster.machine(from).domain, call).await;
+    let answer = answer.expect("nobody kills the node");
     codec::decode(&answer.expect("it is answered")).expect("as a snapshot's step")
 }
 

@@ -408,7 +408,7 @@ fn who_waits_on_a_silent_connection_learns_it_soon() {
         let two = start(&net, identity(2), &addr(2));
         let call = |body: &'static [u8]| {
             let peers = one.peers.clone();
-            let patience = Duration::from_secs(60);
+            let patience = Duration::from_mins(1);
             let call =
                 async move { peers.call(NodeId(2), Class::Forward, ASK, body, patience).await };
             SimWorld::current().spawn_in(one.domain, call)

@@ -79,9 +79,12 @@ impl PeerError {
     /// The request was certainly not handed to the peer.
     pub fn not_sent(&self) -> bool {
         match self {
-            Self::UnknownNode | Self::Unreachable(_) | Self::Busy | Self::TooLarge => true,
-            Self::Superseded => true,
             Self::Closed | Self::TimedOut | Self::Refused { .. } | Self::Malformed => false,
+            Self::UnknownNode
+            | Self::Unreachable(_)
+            | Self::Busy
+            | Self::TooLarge
+            | Self::Superseded => true,
         }
     }
 }

@@ -71,9 +71,10 @@ impl<E: Env> Peers<E> {
     ) -> Option<(PeerInfo, frame::Decoder)> {
         let ended = Rc::new(Signal::default());
         self.greeting.borrow_mut().push_back(ended.clone());
-        if self.greeting.borrow().len() > GREETING_MAX {
-            let oldest = self.greeting.borrow_mut().pop_front();
-            oldest.iter().for_each(|oldest| oldest.raise());
+        let crowded = self.greeting.borrow().len() > GREETING_MAX;
+        let oldest = crowded.then(|| self.greeting.borrow_mut().pop_front()).flatten();
+        if let Some(oldest) = oldest {
+            oldest.raise();
         }
         let greet = E::Rt::timeout(HANDSHAKE_TIMEOUT, self.greet(reader, writer));
         let greeted = E::Rt::select2(ended.since(0), greet).await;
