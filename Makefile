@@ -2,7 +2,6 @@
 
 CARGO ?= cargo
 ROUNDS ?= 20
-SEED ?= 1
 N ?= 40
 
 .PHONY: help build demo dev test verify fix bench torture sim docs clean
@@ -39,8 +38,8 @@ bench: ## Measures load, latency and failover of a release build.
 torture: build ## Kills leaders under contention, ROUNDS=20 times, and checks G1-G5 and G7.
 	LEASEHOLD_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --test contention -- --nocapture
 
-sim: ## Runs N=40 simulated clusters from SEED=1 on.
-	$(CARGO) test --workspace --test sim -- --seed $(SEED) --count $(N)
+sim: ## Runs N=40 simulated clusters, or the one of SEED.
+	$(CARGO) test -p leasehold-server --test sim -- $(if $(SEED),--seed $(SEED),--seeds $(N))
 
 docs: ## Builds the API documentation.
 	$(CARGO) doc --workspace --no-deps

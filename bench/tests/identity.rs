@@ -106,8 +106,8 @@ fn a_wiped_voter_does_not_vote() {
     std::fs::remove_dir_all(cluster.data_dir(wiped)).expect("wiped");
     cluster.spawn(wiped).expect("started again");
     let deadline = Deadline::after(PATIENCE);
-    while !cluster.log(wiped).contains("admission") {
-        assert!(!deadline.passed(), "the wiped node does not say that it waits for admission");
+    while !cluster.log(wiped).contains("takes no part until it is admitted") {
+        assert!(!deadline.passed(), "the wiped node does not say that it has no voice");
         std::thread::sleep(process::POLL);
     }
 

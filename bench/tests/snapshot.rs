@@ -13,7 +13,7 @@ use leasehold_protocol::reply::ShardStatus;
 
 /// Entries after which a shard takes a snapshot, and entries it keeps behind one.
 const SNAPSHOT_ENTRIES: u64 = 50;
-const KEPT_ENTRIES: u64 = 10;
+const KEPT_ENTRIES: u64 = 100;
 
 fn own_status(cluster: &Cluster, id: u64) -> Option<ShardStatus> {
     let status = cluster.status_of(id).ok()?;
@@ -52,8 +52,10 @@ fn a_follower_past_compaction_returns_by_snapshot_under_load() {
     let before = own_status(&cluster, follower).expect("the follower answers").last_index;
     cluster.kill(follower).expect("killed");
 
-    // A snapshot so far ahead that what the follower needs is no longer in the leader's log.
-    let gone = before + SNAPSHOT_ENTRIES + KEPT_ENTRIES;
+    // A snapshot so far ahead that what the follower needs is no longer in the leader's log: the
+    // log is cut a little after its snapshot is seen, and only when as many entries as are kept
+    // behind a snapshot can go at once.
+    let gone = before + 2 * SNAPSHOT_ENTRIES + 2 * KEPT_ENTRIES;
     let snapshot = |status: &ShardStatus| status.snapshot_index > gone;
     wait_for(&cluster, leader, "took no snapshot", snapshot);
 

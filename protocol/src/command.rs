@@ -21,9 +21,13 @@ pub struct Caller {
     /// This command's number; a retry keeps it. An acquire `n` also reserves `n + 1` for its
     /// cancel and `n + 2` for its release.
     pub number: Number,
-    /// All outcomes at or below this number have reached the client, except of waiting acquires.
+    /// All outcomes at or below this number have reached the client, except of acquires that were
+    /// answered `Queued`. Reserved numbers that were not used count as reached.
     pub floor: Number,
-    /// Results at or below the floor that have reached the client; at most `ACKS_MAX`.
+    /// Results at or below the floor that have reached the client: of acquires that were answered
+    /// `Queued` (unless their hold was released, or the floor passed their cancel: that says the
+    /// same), and of cancels and releases sent under a number at or below the floor. At most
+    /// `ACKS_MAX`.
     pub acks: Vec<Number>,
 }
 

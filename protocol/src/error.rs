@@ -108,6 +108,7 @@ codes! {
     ALREADY_BEGUN = 315, "already_begun", NotApplied, "The shard was begun before.";
     CANCELLED = 316, "cancelled", NotApplied, "The request's cancel came first.";
     TIMED_OUT = 317, "timed_out", NotApplied, "The wait limit passed.";
+    LEASE_FULL = 318, "lease_full", Retryable, "A lease holds or waits for at most 4096 keys; this one has as many.";
 
     NOT_LEADER = 400, "not_leader", Retryable, "The node does not lead the shard.";
     NO_QUORUM = 401, "no_quorum", Retryable, "No majority of the shard's nodes can be reached.";

@@ -22,6 +22,8 @@ pub const SHARDS_MAX: u32 = 64;
 pub const WINDOW: u64 = 3 * 4096;
 /// Queued acquires, and unread results, that one lease may have whose numbers the floor passed.
 pub const OPEN_WAITS_MAX: usize = 4096;
+/// Keys that one lease may hold or wait for, so that all of them fit one `HoldsReply`.
+pub const LEASE_CLAIMS_MAX: usize = 4096;
 /// Live leases of one shard.
 pub const LEASES_MAX: usize = 1_000_000;
 /// Waiters of one key.

@@ -86,10 +86,6 @@ pub struct Process {
     snapshot_keep_entries: Option<u64>,
     /// Most client connections.
     pub client_connections_max: usize,
-    /// Longest handshake, in milliseconds.
-    pub handshake_timeout_ms: u64,
-    /// Longest silence of a client connection, in milliseconds.
-    pub idle_timeout_ms: u64,
     /// Longest time without progress of an executor, in milliseconds.
     pub watchdog_ms: u64,
     /// Level or filter of the log.
@@ -238,8 +234,6 @@ impl Config {
                 snapshot_entries: 0,
                 snapshot_keep_entries: None,
                 client_connections_max: 0,
-                handshake_timeout_ms: 0,
-                idle_timeout_ms: 0,
                 watchdog_ms: 0,
                 log_level: String::new(),
                 log_format: LogFormat::Text,

@@ -118,6 +118,13 @@ pub trait Net: Clone + 'static {
 
     /// Connects; the caller bounds the wait.
     async fn connect(&self, addr: &str) -> io::Result<(Self::Reader, Self::Writer)>;
+
+    /// Ends a stream so that what was written last arrives, even if input is unread; takes at
+    /// most `limit`. Where dropping both halves does that, nothing is to be done.
+    async fn finish(reader: Self::Reader, writer: Self::Writer, limit: Duration) {
+        let _ = limit;
+        drop((reader, writer));
+    }
 }
 
 /// The reading half of a byte stream.

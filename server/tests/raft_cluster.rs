@@ -3,13 +3,21 @@
 mod raft_support;
 
 use futures_util::stream::FuturesOrdered;
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+
 use futures_util::{FutureExt, StreamExt};
-use leasehold_protocol::ids::NodeId;
+use leasehold_core::State;
+use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_server::env::Disk;
 use leasehold_server::raft::types::Leadership;
-use leasehold_server::raft::{GroupError, GroupSpec, ProposeError, TransferError};
-use raft_support::{Cluster, member, opening, run, until};
+use leasehold_server::raft::{Group, GroupError, GroupSpec, ProposeError, TransferError};
+use leasehold_server::rt::sim::SimRt;
+use leasehold_server::wal::Recovered;
+use openraft::AsyncRuntime;
+use raft_support::{CLUSTER, Cluster, Seen, SimEnv, member, opening, run, until};
 
 #[test]
 fn three_nodes_elect_and_replicate() {
@@ -128,7 +136,9 @@ fn a_damaged_snapshot_is_passed_over() {
         // With all of them damaged, the node says so instead of inventing a state.
         let names = snapshots_of(&cluster, 2).await;
         cluster.kill(2);
-        names.iter().for_each(|name| cluster.machine(2).disk.borrow().rot(name, 310, 8));
+        for name in &names {
+            cluster.machine(2).disk.borrow().rot(name, 310, 8);
+        }
         let error = cluster.start(2).await.unwrap_err();
         assert!(matches!(error, GroupError::SnapshotMissing { covered: 0, .. }), "{error}");
     });
@@ -136,7 +146,7 @@ fn a_damaged_snapshot_is_passed_over() {
 
 async fn snapshots_of(cluster: &Cluster, node: u64) -> Vec<String> {
     let disk = cluster.machine(node).disk.borrow().clone();
-    let mut names = disk.list().await.unwrap();
+    let mut names = disk.list().await.expect("the disk works");
     names.retain(|name| name.starts_with("snapshot-"));
     names
 }
@@ -176,6 +186,62 @@ fn a_transfer_to_a_node_that_is_down_is_refused_and_nothing_stops() {
         cluster.open_lease(1).await;
         let moved = cluster.group(leader).transfer(Some(NodeId(9))).await;
         assert_eq!(moved, Err(TransferError::NoSuchVoter));
+    });
+}
+
+#[test]
+fn a_transfer_to_anybody_passes_over_a_node_that_is_down() {
+    run(17, async {
+        let cluster = Cluster::formed(3).await;
+        for highest in [true, false] {
+            cluster.agree().await;
+            let (leader, _) = cluster.leader().await;
+            let mut others = (1..=3).filter(|node| *node != leader);
+            let (low, high) = (others.next().unwrap(), others.next().unwrap());
+            let (down, healthy) = if highest { (high, low) } else { (low, high) };
+            cluster.kill(down);
+            let moved = cluster.group(leader).transfer(None).await;
+            assert_eq!(moved, Ok(NodeId(healthy)));
+            cluster.leader_but(leader).await;
+            cluster.start(down).await.unwrap();
+        }
+        cluster.agree().await;
+    });
+}
+
+#[test]
+fn a_transfer_to_anybody_fails_where_nobody_answers() {
+    run(18, async {
+        let cluster = Cluster::formed(3).await;
+        let (leader, leadership) = cluster.leader().await;
+        (1..=3).filter(|node| *node != leader).for_each(|node| cluster.kill(node));
+        let moved = cluster.group(leader).transfer(None).await;
+        assert!(matches!(moved, Err(TransferError::Unreachable(_))), "{moved:?}");
+        assert_eq!(cluster.group(leader).leadership(), Some(leadership), "it leads on");
+    });
+}
+
+/// Whoever waits for the group's end sleeps while the group works.
+#[test]
+fn waiting_for_the_end_costs_nothing_meanwhile() {
+    run(19, async {
+        let cluster = Cluster::formed(3).await;
+        let (leader, _) = cluster.leader().await;
+        let polls = Rc::new(Cell::new(0));
+        let (group, polled) = (cluster.group(leader), polls.clone());
+        drop(SimRt::spawn(async move {
+            let mut end = Box::pin(group.failed());
+            std::future::poll_fn(|cx| {
+                polled.set(polled.get() + 1);
+                end.as_mut().poll(cx).map(drop)
+            })
+            .await;
+        }));
+        for secret in 0..100 {
+            cluster.open_lease(secret).await;
+        }
+        assert!(polls.get() >= 1, "it waits");
+        assert!(polls.get() <= 3, "woken {} times in 100 proposals", polls.get());
     });
 }
 
@@ -220,5 +286,168 @@ fn a_single_node_is_its_own_quorum() {
         cluster.group(1).initialize([(1, member(1))].into()).await.unwrap();
         cluster.group(1).trigger_snapshot().await;
         until("the snapshot is there", || cluster.group(1).status().snapshot_index > 0).await;
+    });
+}
+
+#[test]
+fn many_bytes_cut_the_log_however_many_entries_it_may_keep() {
+    run(10, async {
+        let cluster = Cluster::formed_with(3, |spec| spec.snapshot_bytes = 4 * 1024).await;
+        let (leader, _) = cluster.leader().await;
+        let away = leader % 3 + 1;
+        cluster.kill(away);
+        for secret in 0..150 {
+            cluster.open_lease(secret).await;
+        }
+        cluster.start(away).await.unwrap();
+        cluster.agree().await;
+        assert_eq!(cluster.running(away).seen.installed.get(), 1, "its entries were gone");
+        // Each node restarts from its own snapshot and what is left of its log.
+        (1..=3).for_each(|node| cluster.kill(node));
+        for node in 1..=3 {
+            cluster.start(node).await.unwrap();
+            assert_eq!(cluster.running(node).seen.installed.get(), 1);
+        }
+        cluster.leader().await;
+        cluster.agree().await;
+    });
+}
+
+#[test]
+fn a_deposed_leaders_proposals_all_end_and_it_follows_again() {
+    for seed in 0..3 {
+        run(20 + seed, async {
+            let small = |spec: &mut GroupSpec| {
+                spec.snapshot_entries = 20;
+                spec.log_keep = 40;
+            };
+            let cluster = Cluster::formed_with(3, small).await;
+            cluster.open_lease(0).await;
+            let (old, leadership) = cluster.leader().await;
+            let others: Vec<_> = cluster.machines.values().filter(|m| m.node.0 != old).collect();
+            let others: Vec<_> = others.iter().map(|machine| machine.domain).collect();
+            cluster.net.partition(&[cluster.machine(old).domain], &others);
+            let group = cluster.group(old);
+            let pending = (0..50).map(|secret| group.propose(leadership, opening(secret)));
+            let mut pending = Box::pin(futures_util::future::join_all(pending));
+            assert_eq!((&mut pending).now_or_never(), None);
+            cluster.leader_but(old).await;
+            for secret in 0..150 {
+                cluster.open_lease(secret).await;
+            }
+            cluster.net.heal_all();
+            for ended in pending.await {
+                assert!(
+                    matches!(ended, Err(ProposeError::Unknown | ProposeError::NotLeader { .. })),
+                    "seed {seed}: {ended:?}"
+                );
+            }
+            cluster.agree().await;
+            let state = cluster.running(old).state;
+            assert_eq!(state.borrow().leases_len(), 150, "seed {seed}");
+        });
+    }
+}
+
+/// Five voters: the old leader reaches one bridge, which reaches two more; the fifth is alone.
+#[test]
+fn a_connected_majority_elects_a_leader_past_the_old_one() {
+    run(30, async {
+        let cluster = Cluster::formed_with(5, |spec| spec.probe_quorum_loss = true).await;
+        cluster.open_lease(0).await;
+        let (old, _) = cluster.leader().await;
+        let others: Vec<u64> = (1..=5).filter(|node| *node != old).collect();
+        let (bridge, majority, alone) = (others[0], &others[..3], others[3]);
+        let domain = |node: u64| cluster.machine(node).domain;
+        for node in (1..=5).filter(|node| *node != alone) {
+            cluster.net.partition(&[domain(alone)], &[domain(node)]);
+        }
+        for node in majority.iter().filter(|node| **node != bridge) {
+            cluster.net.partition(&[domain(old)], &[domain(*node)]);
+        }
+        let before = cluster.world.now_ns();
+        let (new, leadership) = cluster.leader_but(old).await;
+        assert!(majority.contains(&new));
+        let opened = cluster.group(new).propose(leadership, opening(1)).await;
+        assert!(opened.is_ok(), "{opened:?}");
+        let took = (cluster.world.now_ns() - before) / 1_000_000;
+        assert!(took < 10_000, "{took} ms");
+        cluster.net.heal_all();
+        cluster.agree().await;
+    });
+}
+
+/// A second shard of a running node, on the same WAL, disk and connections.
+async fn second_shard(cluster: &Cluster, node: u64) -> (Rc<Group<SimEnv>>, Rc<RefCell<State>>) {
+    let shard = ShardId(1);
+    let running = cluster.running(node);
+    let disk = cluster.machine(node).disk.borrow().clone();
+    let state = Rc::new(RefCell::new(State::new(shard)));
+    let spec = GroupSpec::new(CLUSTER, shard, NodeId(node));
+    let wal = running.wal.shard(shard);
+    let seen = Rc::new(Seen::default());
+    let recovered = Recovered::default();
+    let opening = Group::open(spec, wal, recovered, disk, running.peers, state.clone(), seen);
+    let opened = cluster.world.spawn_in(cluster.machine(node).domain, opening).await;
+    (opened.expect("nobody kills it").expect("it is new"), state)
+}
+
+#[test]
+fn shards_share_a_log_and_connections_and_nothing_else() {
+    run(11, async {
+        let cluster = Cluster::formed(3).await;
+        let mut second = Vec::new();
+        for node in 1..=3 {
+            second.push(second_shard(&cluster, node).await);
+        }
+        let members = (1..=3).map(|node| (node, member(node))).collect();
+        second[1].0.initialize(members).await.expect("node 2 is a member");
+        until("the second shard has a leader", || {
+            second.iter().any(|(group, _)| group.leadership().is_some())
+        })
+        .await;
+        let leads = |(group, _): &&(Rc<Group<SimEnv>>, _)| group.leadership().is_some();
+        let (group, state) = second.iter().find(leads).expect("there is one");
+        let leadership = group.leadership().expect("it leads");
+        for secret in 0..50 {
+            let both = (cluster.open_lease(secret), group.propose(leadership, opening(secret)));
+            let (first, second) = futures_util::future::join(both.0, both.1).await;
+            assert!(second.is_ok() && (secret == 0) == matches!(first, Outcome::Refused { .. }));
+        }
+        assert_eq!(group.confirm(leadership).await, Ok(()));
+        cluster.agree().await;
+        until("the second shard agrees", || {
+            second.iter().all(|(_, other)| other.borrow().digest() == state.borrow().digest())
+        })
+        .await;
+        assert_eq!(state.borrow().leases_len(), 49);
+        // One shard moves its leadership, the other stays where it is.
+        let (leader, before) = cluster.leader().await;
+        let moved = second.iter().find(leads).expect("there is one").0.transfer(None).await;
+        assert!(moved.is_ok(), "{moved:?}");
+        assert_eq!(cluster.leader().await, (leader, before));
+    });
+}
+
+#[test]
+fn a_group_that_is_shut_down_answers_nobody_and_harms_nobody() {
+    run(12, async {
+        let cluster = Cluster::formed(3).await;
+        cluster.open_lease(0).await;
+        let (leader, leadership) = cluster.leader().await;
+        let group = cluster.group(leader);
+        let mut pending = Box::pin(group.propose(leadership, opening(1)));
+        assert!((&mut pending).now_or_never().is_none());
+        group.shutdown().await;
+        let ended = pending.await;
+        assert!(ended.is_ok() || ended == Err(ProposeError::Unknown), "{ended:?}");
+        assert_eq!(group.leadership(), None);
+        let refused = group.propose(leadership, opening(2)).await;
+        assert!(matches!(refused, Err(ProposeError::NotLeader { .. })), "{refused:?}");
+        cluster.leader_but(leader).await;
+        cluster.kill(leader);
+        cluster.open_lease(3).await;
+        cluster.start(leader).await.unwrap();
+        cluster.agree().await;
     });
 }

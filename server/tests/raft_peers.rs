@@ -11,6 +11,7 @@ use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId};
+use leasehold_protocol::limits::PEER_BODY_MAX;
 use leasehold_protocol::peer;
 use leasehold_server::env::{ByteReader, ByteWriter, Net};
 use leasehold_server::raft::peers::{Class, Identity, PeerError, PeerInfo, PeerService, Peers};
@@ -19,7 +20,7 @@ use leasehold_server::rt::sim_net::{SimNet, SimNetConfig};
 use openraft::AsyncRuntime;
 use raft_support::{CLUSTER, Cluster, SECRET, SHARD, SimEnv, addr, disk_id, run, sleep_ms};
 
-/// Answers every request with its own body, and notes who asked.
+/// Answers every request with its own body, and notes who asked. Some bodies are special: see `SLOW`.
 #[derive(Default)]
 struct Echo {
     asked: RefCell<Vec<(NodeId, u8)>>,
@@ -35,8 +36,18 @@ impl PeerService for Echo {
         self.asked.borrow_mut().push((from.node(), kind));
         let body = body.to_vec();
         async move {
-            sleep_ms(1).await;
-            Ok(body)
+            match body.as_slice() {
+                NEVER => std::future::pending().await,
+                LARGE => Ok(vec![0; PEER_BODY_MAX + 1]),
+                SLOW => {
+                    sleep_ms(200).await;
+                    Ok(body)
+                }
+                _ => {
+                    sleep_ms(1).await;
+                    Ok(body)
+                }
+            }
         }
         .boxed_local()
     }
@@ -49,6 +60,12 @@ struct Node {
 }
 
 const ASK: u8 = peer::SERVICE_MIN;
+/// Answered late.
+const SLOW: &[u8] = b"slow";
+/// Never answered.
+const NEVER: &[u8] = b"never";
+/// Answered with more than a frame may carry.
+const LARGE: &[u8] = b"large";
 const PATIENCE: Duration = Duration::from_secs(3);
 
 fn identity(node: u64) -> Identity {
@@ -339,5 +356,74 @@ fn strangers_get_nothing() {
         }
         assert!(ask(&one, 2).await.is_ok());
         assert_eq!(two.echo.asked.borrow().len(), 1);
+    });
+}
+
+#[test]
+fn what_does_not_fit_a_frame_costs_nobody_else_the_connection() {
+    run(11, async {
+        let net = net();
+        let one = start(&net, identity(1), &addr(1));
+        let _two = start(&net, identity(2), &addr(2));
+        let other = ask_as(&one, 2, Class::Forward, SLOW);
+        let large = ask_as(&one, 2, Class::Forward, LARGE);
+        let (other, large) = futures_util::future::join(other, large).await;
+        assert_eq!(other, Ok(SLOW.to_vec()));
+        match large {
+            Err(PeerError::Refused { code: ErrorCode::FRAME_TOO_LARGE, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        // Neither does a request that is too large.
+        let asked = ask_as(&one, 2, Class::Forward, &vec![0; PEER_BODY_MAX + 1]).await;
+        assert!(asked.expect_err("it does not fit").not_sent());
+        assert_eq!(ask(&one, 2).await, Ok(b"hello".to_vec()));
+        assert_eq!(one.peers.connects(NodeId(2), Class::Forward), 1);
+    });
+}
+
+#[test]
+fn strangers_who_only_connect_keep_no_peer_out() {
+    run(12, async {
+        let net = net();
+        let one = start(&net, identity(1), &addr(1));
+        let _two = start(&net, identity(2), &addr(2));
+        let stranger = SimWorld::current().add_domain(Duration::from_secs(5), 0);
+        let host = net.host(stranger);
+        let mut idle = Vec::new();
+        for _ in 0..300 {
+            idle.push(host.connect(&addr(2)).await.expect("anybody may connect"));
+        }
+        sleep_ms(10).await;
+        assert_eq!(ask(&one, 2).await, Ok(b"hello".to_vec()));
+        drop(idle);
+    });
+}
+
+/// Nobody sends on the connection any more, so only a timer can find that it is dead.
+#[test]
+fn who_waits_on_a_silent_connection_learns_it_soon() {
+    run(13, async {
+        let net = net();
+        let one = start(&net, identity(1), &addr(1));
+        let two = start(&net, identity(2), &addr(2));
+        let call = |body: &'static [u8]| {
+            let peers = one.peers.clone();
+            let patience = Duration::from_mins(1);
+            let call =
+                async move { peers.call(NodeId(2), Class::Forward, ASK, body, patience).await };
+            SimWorld::current().spawn_in(one.domain, call)
+        };
+        let before = call(NEVER);
+        // A peer that takes its time is no silent peer.
+        sleep_ms(5_000).await;
+        assert!(ask(&one, 2).await.is_ok());
+        sleep_ms(5_000).await;
+        net.partition(&[one.domain], &[two.domain]);
+        let after = call(b"x");
+        for asked in [before, after] {
+            let answer = SimRt::timeout(Duration::from_secs(2), asked).await;
+            assert_eq!(answer.expect("not after a minute").unwrap(), Err(PeerError::Closed));
+        }
+        assert_eq!(one.peers.connects(NodeId(2), Class::Forward), 1);
     });
 }

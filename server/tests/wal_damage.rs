@@ -1,6 +1,8 @@
 //! Damaged bytes: a closed log is either recovered whole or refused, whichever byte is hit, and no
 //! input makes opening panic.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod wal_support;
 
 use leasehold_server::disk::sim::SimDisk;

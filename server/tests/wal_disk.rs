@@ -1,4 +1,6 @@
-//! The WAL and its files on the real file system, driven by glommio. Needs io_uring.
+//! The WAL and its files on the real file system, driven by glommio. Needs `io_uring`.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
 
 mod wal_support;
 
@@ -106,8 +108,8 @@ fn reads_go_past_the_cache_and_return_exactly_what_was_asked_for() {
             let found = disk.read_at("file", offset as u64, len).await.unwrap();
             assert!(found == content[offset..end], "{len} bytes at {offset}");
         }
-        assert_eq!(disk.read_at("file", 700_001, 10).await.unwrap(), []);
-        assert_eq!(disk.read_at("file", 1 << 40, 10).await.unwrap(), []);
+        assert!(disk.read_at("file", 700_001, 10).await.unwrap().is_empty());
+        assert!(disk.read_at("file", 1 << 40, 10).await.unwrap().is_empty());
         assert!(disk.read("absent").await.is_err());
         assert!(disk.reads_directly(), "this directory's file system is known to allow it");
     });
@@ -196,7 +198,7 @@ fn a_log_comes_back_and_grows_through_segments() {
 /// A commit of one small record writes about a page, not a large folio.
 #[test]
 fn commits_write_pages() {
-    if let Some(dir) = role("commits_write_pages") {
+    if let Some(dir) = role() {
         return count_commits(&dir);
     }
     let dir = dir();
@@ -223,7 +225,7 @@ fn count_commits(dir: &Path) {
 
 #[test]
 fn a_map_that_loses_its_file_ends_the_process_with_its_code() {
-    if let Some(dir) = role("a_map_that_loses_its_file_ends_the_process_with_its_code") {
+    if let Some(dir) = role() {
         sigbus::install(74).unwrap();
         GlommioRt::run(async {
             let disk = LinuxDisk::open(&dir).unwrap();
@@ -246,7 +248,7 @@ fn a_map_that_loses_its_file_ends_the_process_with_its_code() {
 #[test]
 fn a_full_file_system_is_an_error_and_what_was_made_before_still_works() {
     let name = "a_full_file_system_is_an_error_and_what_was_made_before_still_works";
-    if let Some(dir) = role(name) {
+    if let Some(dir) = role() {
         return fill_up(&dir);
     }
     let dir = dir();
@@ -280,8 +282,8 @@ fn fill_up(dir: &Path) {
 
 const ROLE: &str = "WAL_TEST_DIR";
 
-/// The directory, if this process was started to play the named test's part.
-fn role(_test: &str) -> Option<PathBuf> {
+/// The directory, if this process was started by `run_role`.
+fn role() -> Option<PathBuf> {
     std::env::var_os(ROLE).map(PathBuf::from)
 }
 

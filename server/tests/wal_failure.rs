@@ -1,5 +1,7 @@
 //! Failing and full disks, bounds, and the space a log takes.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod wal_support;
 
 use std::cell::{Cell, RefCell};
@@ -169,6 +171,9 @@ fn a_full_disk_is_final_only_when_the_space_is_needed() {
         // Room made by a purge is used.
         history.call(&log, Call::Purge { shard: A, index: 8 }).await.unwrap();
         log.shard(A).flush().await.unwrap();
+        sleep_ms(10).await;
+        assert_eq!(log.metrics().segments, 1);
+        assert_eq!(disk.used_bytes(), 2 * SEGMENT_LEN, "a spare, ahead of need again");
         for index in 10..=14 {
             history.call(&log, append(index, 10_000)).await.unwrap();
             log.shard(A).flush().await.unwrap();

@@ -4,6 +4,8 @@
 //!
 //! All subsets of the unsynced pieces while there are at most 2^10, a seeded sample above.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod wal_support;
 
 use std::cell::{Cell, RefCell};
@@ -149,6 +151,18 @@ fn long_records_torn_by_page_across_segments() {
         }
     }
     check_in_bursts(&calls, &[1, 3, 8], Tear::Page);
+}
+
+/// Every segment is dead when the next is begun: its votes must outlive it.
+#[test]
+fn dead_segments_go_only_when_the_next_opening_is_durable() {
+    let mut calls = Vec::new();
+    for index in 1..=20 {
+        calls.push(Call::Vote { shard: B, vote: index as u8 });
+        calls.push(append(A, index, 8000));
+        calls.push(Call::Purge { shard: A, index });
+    }
+    check_in_bursts(&calls, &[3, 7], Tear::Page);
 }
 
 #[test]

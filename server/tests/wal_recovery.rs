@@ -1,11 +1,14 @@
 //! What a log gives back after it was closed, killed or cut, and what it refuses.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 mod wal_support;
 
+use std::io::ErrorKind;
 use std::time::Duration;
 
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId};
-use leasehold_server::disk::sim::{SimDisk, SimDiskConfig, Tear};
+use leasehold_server::disk::sim::{Io, SimDisk, SimDiskConfig, Tear};
 use leasehold_server::env::Disk;
 use leasehold_server::wal::{WalConfig, WalError, WalIdentity};
 use wal_support::{
@@ -117,7 +120,7 @@ fn truncation_and_purge_are_replayed_in_order() {
         Call::Purge { shard: A, index: 3 },
     ];
     for len in 1..=calls.len() {
-        let disk = SimDisk::new(len as u64, Default::default());
+        let disk = SimDisk::new(len as u64, SimDiskConfig::default());
         run(1, async {
             let (log, _) = open(&disk).await;
             let history = History::default();
@@ -224,11 +227,13 @@ fn an_idle_log_seals_once() {
 #[test]
 fn what_recovery_hands_out_is_durable() {
     let (disk, history) = five_entries(true);
+    // Long enough to stay where they are: recovery copies short logs into its own segment.
+    let long = |index| Call::Append { shard: A, index, len: 6000 };
     run(1, async {
         let (log, _) = open(&disk).await;
         hang_syncs(&disk);
         for index in 6..=9 {
-            history.call(&log, append(index)).await.unwrap();
+            history.call(&log, long(index)).await.unwrap();
         }
         sleep_ms(5).await;
     });
@@ -239,6 +244,48 @@ fn what_recovery_hands_out_is_durable() {
     assert_eq!(history.check(5, &found), 9, "the page cache outlives the process");
     disk.lose_power(&[], 0);
     assert_eq!(recover(&disk).unwrap(), found);
+}
+
+/// A segment whose name is not durable must not hold the first acknowledged record.
+#[test]
+fn the_new_segments_name_is_durable_before_it_is_used() {
+    let (disk, _) = five_entries(true);
+    run(1, async {
+        disk.remove(SECOND).await.unwrap();
+        // The process dies between renaming a new spare and syncing the directory.
+        disk.fail(Io::SyncDir, 0, ErrorKind::Other);
+        disk.create_segment("wal-0000000000000009.seg", small().segment_len).await.unwrap_err();
+        disk.kill_process();
+        assert_eq!(disk.unsynced_names(), 1);
+        let (_log, _) = open(&disk).await;
+        let image = disk.image(&[], 0);
+        let found = image.list().await.unwrap();
+        assert!(found.contains(&"wal-0000000000000009.seg".to_owned()), "{found:?}");
+    });
+}
+
+/// The room for a seal is kept, whatever the last record leaves.
+#[test]
+fn a_full_segment_can_be_sealed() {
+    let capacity = small().segment_len - RECORDS;
+    for left in (0..=96).step_by(16) {
+        let disk = wal_support::disk();
+        let history = History::default();
+        let longest = 32 + 8 + 16 * 1024_u64;
+        let last_len = capacity - 3 * longest.next_multiple_of(16) - left;
+        run(1, async {
+            let (log, _) = open(&disk).await;
+            for (index, len) in (1..).zip([longest, longest, longest, last_len]) {
+                let call = Call::Append { shard: A, index, len: len as usize - 40 };
+                history.call(&log, call).await.unwrap();
+                log.shard(A).flush().await.unwrap();
+            }
+            sleep_ms(500).await;
+            assert_eq!(log.metrics().segments, if left < 32 { 2 } else { 1 });
+            log.close().await.unwrap();
+        });
+        history.check(4, &recover(&disk).unwrap());
+    }
 }
 
 /// Bytes behind a cut stay void, whatever the device returns for them later.

@@ -286,7 +286,10 @@ fn line(outcome: &Outcome) -> String {
         format!("release p99 {:.3} ms", outcome.release.p99_us / 1e3),
         format!("generator {:.0} % of a core", 100.0 * outcome.generator_cpu),
     ];
-    if outcome.unfinished > 0 {
+    // In the closed loop something is always under way.
+    if let Mode::Open { .. } = outcome.plan.mode
+        && outcome.unfinished > 0
+    {
         parts.push(format!("{} unfinished", outcome.unfinished));
     }
     if !outcome.errors.is_empty() {

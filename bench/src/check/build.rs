@@ -27,9 +27,14 @@ impl Run {
 
     pub(super) fn op(&mut self, op: Op) -> &mut Op {
         self.records.push(Record::Op(op));
+        self.last_op()
+    }
+
+    /// The operation that was added last.
+    pub(super) fn last_op(&mut self) -> &mut Op {
         match self.records.last_mut() {
             Some(Record::Op(op)) => op,
-            _ => unreachable!("an operation was pushed just now"),
+            _ => unreachable!("the last record is an operation"),
         }
     }
 

@@ -125,12 +125,16 @@ fn compare_waits(history: &History, end: &FinalState, report: &mut Report) -> u6
         history.ops().filter(|op| op.shard == end.shard).filter_map(ended).collect();
     let mut compared = 0;
     for op in history.ops().filter(|op| op.shard == end.shard && op.return_ns.is_none()) {
-        let (OpKind::Acquire { wait_ms: u32::MAX }, Some(_)) = (op.kind, op.queued) else {
+        let (OpKind::Acquire { wait_ms: u32::MAX }, Some(queued)) = (op.kind, op.queued) else {
             continue;
         };
         let Some((lease, number)) = op.lease.zip(op.number) else { continue };
         let alive = until.get(&lease).is_some_and(|until| *until > end.return_ns);
-        if !alive || ends.contains(&(lease, None)) || ends.contains(&(lease, Some(number))) {
+        if !alive
+            || queued.revision > end.revision
+            || ends.contains(&(lease, None))
+            || ends.contains(&(lease, Some(number)))
+        {
             continue;
         }
         compared += 1;
@@ -221,6 +225,15 @@ mod tests {
         let mut run = held();
         run.end(9 * S, 11, &[("k", &[(1, 5)], &[])], &[]);
         assert_eq!(verdict(&run), Verdict::Violation);
+    }
+
+    #[test]
+    fn a_wait_that_began_after_the_final_state_is_not_missed() {
+        let mut run = held();
+        run.waiting(3, 1, "k", 12, 8 * S);
+        run.renew(3, 50 * S, 0, 1);
+        run.end(9 * S, 11, &[("k", &[(1, 5)], &[(2, 1)])], &[]);
+        assert_eq!(verdict(&run), Verdict::Ok);
     }
 
     #[test]

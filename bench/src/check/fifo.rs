@@ -1,9 +1,10 @@
 //! G4 FIFO: waiters of one key are granted in the order in which they were queued; nobody is
 //! granted whose cancel, close or death was acknowledged at an earlier revision.
 //!
-//! An acquire that was granted at once counts as queued and granted at one revision, so that a
-//! newcomer who overtakes the queue is an inversion too. Acquires whose place is not known (a
-//! retry's answer, or an interface without revisions) are not judged.
+//! Where an acquire was queued is known exactly from the answer `queued` to its first attempt.
+//! Without it (the outcome may overtake that answer, or a retry fetch it) it is known to lie above
+//! every revision that anybody had been answered before the acquire was sent, and at or below the
+//! revision of its grant. Only what is certain by these bounds is called an inversion.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +12,13 @@ use crate::history::{FinalState, History, Op, OpKind, Outcome};
 
 use super::{Needs, Report};
 
-/// An acquire whose place is known.
+/// An acquire and the bounds of its place in the queue.
 struct Place<'a> {
     op: &'a Op,
-    queued: u64,
+    /// It was queued at this revision or later...
+    from: u64,
+    /// ...and at this one or earlier.
+    to: u64,
     granted: Option<u64>,
 }
 
@@ -24,16 +28,16 @@ type Places<'a> = BTreeMap<(u32, &'a str), Vec<Place<'a>>>;
 /// Judges a history.
 pub fn check(history: &History, needs: &Needs) -> Report {
     let mut report = Report::new("G4 FIFO");
+    let answered = Answered::collect(history);
     let mut places = Places::new();
     for op in history.ops() {
-        if let Some(place) = place_of(op) {
+        if let Some(place) = place_of(op, &answered) {
             places.entry((op.shard, &op.key)).or_default().push(place);
         }
     }
     let mut queued_grants = 0;
-    for ((_, key), list) in &mut places {
-        list.sort_by_key(|place| place.queued);
-        queued_grants += list.iter().filter(|p| p.granted.is_some_and(|g| g > p.queued)).count();
+    for ((_, key), list) in &places {
+        queued_grants += list.iter().filter(|p| p.granted.is_some_and(|g| g > p.to)).count();
         inversions(key, list, &mut report);
     }
     for end in history.finals() {
@@ -44,32 +48,70 @@ pub fn check(history: &History, needs: &Needs) -> Report {
     report
 }
 
-fn place_of(op: &Op) -> Option<Place<'_>> {
-    let OpKind::Acquire { .. } = op.kind else { return None };
+fn place_of<'a>(op: &'a Op, answered: &Answered) -> Option<Place<'a>> {
+    let OpKind::Acquire { wait_ms } = op.kind else { return None };
     let granted = match op.outcome {
         Outcome::Granted { revision, .. } => Some(revision?),
         _ => None,
     };
-    match (op.queued, granted) {
-        (Some(queued), _) => Some(Place { op, queued: queued.revision, granted }),
-        (None, Some(revision)) if op.attempts == 1 => Some(Place { op, queued: revision, granted }),
-        _ => None,
+    let (from, to) = match (op.queued, granted) {
+        (Some(queued), _) => (queued.revision, queued.revision),
+        // One that would not have waited was granted where it was asked.
+        (None, Some(revision)) if wait_ms == 0 => (revision, revision),
+        (None, Some(revision)) => (answered.before(op) + 1, revision),
+        (None, None) => return None,
+    };
+    Some(Place { op, from, to, granted })
+}
+
+/// The highest revision that anybody had been answered, over time, by shard.
+struct Answered(BTreeMap<u32, Vec<(u64, u64)>>);
+
+impl Answered {
+    fn collect(history: &History) -> Self {
+        let mut shards: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+        for op in history.ops() {
+            let queued = op.queued.map(|queued| (queued.at_ns, queued.revision));
+            let answer = op.return_ns.zip(op.outcome.revision());
+            shards.entry(op.shard).or_default().extend(queued.into_iter().chain(answer));
+        }
+        for answers in shards.values_mut() {
+            answers.sort_unstable();
+            let mut highest = 0;
+            for (_, revision) in answers {
+                highest = highest.max(*revision);
+                *revision = highest;
+            }
+        }
+        Self(shards)
+    }
+
+    fn before(&self, op: &Op) -> u64 {
+        let answers = self.0.get(&op.shard).map(Vec::as_slice).unwrap_or_default();
+        let count = answers.partition_point(|(at, _)| *at < op.invoke_ns);
+        count.checked_sub(1).map_or(0, |last| answers[last].1)
     }
 }
 
-/// `list` is in queue order: each grant must come after all grants before it.
+/// Whoever was certainly queued later must be granted later.
 fn inversions(key: &str, list: &[Place<'_>], report: &mut Report) {
-    let mut latest: Option<(u64, &Place<'_>)> = None;
-    for place in list {
-        let Some(granted) = place.granted else { continue };
-        if let Some((revision, before)) = latest.filter(|(revision, _)| *revision > granted) {
+    let granted = || list.iter().filter_map(|place| Some((place, place.granted?)));
+    let mut later: Vec<(&Place<'_>, u64)> = granted().collect();
+    later.sort_by_key(|(place, _)| place.from);
+    let mut earlier: Vec<(&Place<'_>, u64)> = granted().collect();
+    earlier.sort_by_key(|(place, _)| place.to);
+    let mut earlier = earlier.into_iter().peekable();
+    let mut latest: Option<(&Place<'_>, u64)> = None;
+    for (place, granted) in later {
+        while let Some(next) = earlier.next_if(|(other, _)| other.to < place.from) {
+            latest = if latest.is_none_or(|(_, at)| at < next.1) { Some(next) } else { latest };
+        }
+        if let Some((before, at)) = latest.filter(|(_, at)| *at > granted) {
             report.violation(format!(
-                "key {key:?}: client {} queued at {} was granted at {granted}, before client {} \
-                 queued at {} was at {revision}",
-                place.op.client, place.queued, before.op.client, before.queued
+                "key {key:?}: client {} queued at {} or later was granted at {granted}, before \
+                 client {} queued at {} or earlier was at {at}",
+                place.op.client, place.from, before.op.client, before.to
             ));
-        } else {
-            latest = Some((granted, place));
         }
     }
 }
@@ -78,16 +120,17 @@ fn inversions(key: &str, list: &[Place<'_>], report: &mut Report) {
 fn left_behind(end: &FinalState, places: &Places<'_>, report: &mut Report) {
     for key in &end.keys {
         let Some(list) = places.get(&(end.shard, key.key.as_str())) else { continue };
-        let last = list.iter().filter(|place| place.granted.is_some()).map(|p| p.queued).max();
+        let granted = list.iter().filter(|place| place.granted.is_some());
+        let last = granted.map(|place| place.from).max();
         let waits = |place: &&Place<'_>| {
             let name = place.op.lease.zip(place.op.number);
             name.is_some_and(|name| key.waiters.contains(&name))
         };
         for place in list.iter().filter(waits) {
-            if last.is_some_and(|queued| queued > place.queued) {
+            if last.is_some_and(|from| from > place.to) {
                 report.violation(format!(
                     "key {:?}: client {} has waited since revision {} and was passed over",
-                    key.key, place.op.client, place.queued
+                    key.key, place.op.client, place.to
                 ));
             }
         }
@@ -170,23 +213,33 @@ mod tests {
         assert_eq!(verdict(&run), Verdict::Violation);
     }
 
-    #[test]
-    fn a_newcomer_who_overtakes_is_caught() {
+    /// Client 2 waits from revision 11 and is granted at 21; client 3 asks at `from`, perhaps
+    /// without waiting, and is granted at 20 after any number of attempts.
+    fn overtaken(from: u64, wait_ms: u32, attempts: u32) -> Run {
         let mut run = Run::new();
-        run.grant_at((2, 1), "k", 7, (Some(11), 21), (S, 3 * S));
-        run.grant_at((3, 1), "k", 6, (None, 20), (S, 4 * S));
-        assert_eq!(verdict(&run), Verdict::Violation);
+        run.release_at(1, "other", 1, 11, (S, 3 * S));
+        run.grant_at((2, 1), "k", 7, (Some(11), 21), (S, 9 * S));
+        run.grant_at((3, 1), "k", 6, (None, 20), (from, 8 * S));
+        let op = run.last_op();
+        op.kind = OpKind::Acquire { wait_ms };
+        op.attempts = attempts;
+        run
     }
 
     #[test]
-    fn a_retry_without_a_known_place_is_not_judged() {
-        let mut run = Run::new();
-        run.grant_at((2, 1), "k", 7, (Some(11), 21), (S, 3 * S));
-        run.grant_at((3, 1), "k", 6, (None, 20), (S, 4 * S));
-        let mut history = run.history();
-        let Some(crate::history::Record::Op(op)) = history.records.last_mut() else { panic!() };
-        op.attempts = 2;
-        assert_eq!(check(&history, &Needs::default()).verdict(), Verdict::Ok);
+    fn a_newcomer_who_does_not_wait_and_overtakes_is_caught() {
+        assert_eq!(verdict(&overtaken(2 * S, 0, 1)), Verdict::Violation);
+    }
+
+    #[test]
+    fn one_who_certainly_came_later_and_overtakes_is_caught_even_by_retry() {
+        assert_eq!(verdict(&overtaken(4 * S, u32::MAX, 1)), Verdict::Violation);
+        assert_eq!(verdict(&overtaken(4 * S, u32::MAX, 3)), Verdict::Violation);
+    }
+
+    #[test]
+    fn one_who_may_have_been_queued_before_is_not_accused() {
+        assert_eq!(verdict(&overtaken(S, u32::MAX, 1)), Verdict::Ok);
     }
 
     #[test]

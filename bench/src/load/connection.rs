@@ -158,6 +158,32 @@ impl Connection {
         }
     }
 
+    /// Ends the session with all it still holds, blocking, so that a later run finds its keys free.
+    pub(super) fn close(mut self) -> io::Result<()> {
+        let deadline = Deadline::after(OPEN_LIMIT);
+        let (lease, secret) = (self.session.lease, self.session.secret);
+        let command = Command::Close { lease, secret };
+        let request = CommandRequest { shard: SHARD, timeout_ms: TIMEOUT_MS, command };
+        let sent = self.conn.request(&Request::Command(request)).map_err(io::Error::other)?;
+        self.stream.set_nonblocking(false)?;
+        self.stream.set_read_timeout(Some(OPEN_LIMIT))?;
+        while !deadline.passed() {
+            self.flush()?;
+            let len = self.stream.read(&mut self.buffer)?;
+            self.conn.feed(&self.buffer[..len], now_ns());
+            while let Some(event) = self.conn.poll_event() {
+                match event {
+                    ClientEvent::Reply { id, .. } if id == sent => return Ok(()),
+                    ClientEvent::Closed(reason) => {
+                        return Err(io::Error::other(reason.to_string()));
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
     /// When something is due.
     pub(super) fn next_due_ns(&self) -> u64 {
         self.due_ns.min(self.renew_ns)

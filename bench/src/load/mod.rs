@@ -139,7 +139,9 @@ pub fn run(addr: SocketAddr, plan: Plan) -> io::Result<Outcome> {
         }
     }
     let cpu = cpu_ns() - cpu_from.unwrap_or_else(cpu_ns);
-    Ok(outcome(plan, &connections, record, cpu))
+    let outcome = outcome(plan, &connections, record, cpu);
+    connections.into_iter().try_for_each(Connection::close)?;
+    Ok(outcome)
 }
 
 fn outcome(plan: Plan, connections: &[Connection], record: Record, cpu_ns: u64) -> Outcome {

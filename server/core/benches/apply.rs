@@ -1,7 +1,7 @@
 //! What a command costs in `apply`, and what goes with it: `cargo bench -p leasehold-core`.
 //!
 //! Prints nanoseconds of processor time per operation, the best of several rounds; so other work
-//! on the machine disturbs it little.
+//! on the machine disturbs it little. An argument picks the lines that contain it.
 
 use std::hint::black_box;
 
@@ -16,7 +16,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 const SECRET: Secret = Secret([1; 16]);
 const LEASES: u64 = 20_000;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 9;
 
 fn caller(lease: u64, number: u64) -> Caller {
     let floor = Number(number - 1);
@@ -52,6 +52,9 @@ fn populated() -> State {
 }
 
 fn report(name: &str, operations: u64, mut round: impl FnMut()) {
+    if std::env::args().skip(1).any(|only| !only.starts_with('-') && !name.contains(&only)) {
+        return;
+    }
     let best = (0..ROUNDS)
         .map(|_| {
             let start_ns = cpu_ns();
@@ -76,11 +79,11 @@ fn token_of(outcome: &Outcome) -> Token {
     }
 }
 
-/// Free keys, another one and another session each time.
-fn pairs(state: &mut State, number: &mut u64) {
+/// Free keys, another one and another session each time, of so many.
+fn pairs(state: &mut State, number: &mut u64, sessions: u64) {
     let mut events: Vec<Event> = Vec::new();
-    for n in 0..LEASES {
-        let lease = n * 7_919 % LEASES + 1;
+    for n in 0..sessions {
+        let lease = n * 7_919 % sessions + 1;
         let key = key(LEASES + lease);
         let outcome = state.apply(0, &acquire(lease, *number, key.clone(), 0), &mut events);
         let token = token_of(&outcome);
@@ -92,11 +95,11 @@ fn pairs(state: &mut State, number: &mut u64) {
 
 /// Of the last grant among the events.
 fn granted(events: &[Event]) -> Token {
-    let tokens = events.iter().filter_map(|event| match event.kind {
+    let mut tokens = events.iter().rev().filter_map(|event| match event.kind {
         EventKind::Granted { token, .. } => Some(token),
         _ => None,
     });
-    tokens.last().expect("a grant")
+    tokens.next().expect("a grant")
 }
 
 /// One key with 10,000 waiters: the holder releases and queues again.
@@ -134,8 +137,11 @@ fn main() {
             black_box(release(n, 4, key(n), Token(n)));
         }
     });
-    report("acquire + release of a free key (commands built too)", LEASES, || {
-        pairs(&mut state, &mut number);
+    report("acquire + release of a free key by one of all sessions", LEASES, || {
+        pairs(&mut state, &mut number, LEASES);
+    });
+    report("acquire + release of a free key by one of 500 sessions", 500, || {
+        pairs(&mut state, &mut number, 500);
     });
 
     let mut events = Vec::new();
@@ -167,18 +173,48 @@ fn main() {
     report(&format!("encoding one of {len} chunks"), len, || {
         black_box(Encoder::new(&state).map(|chunk| chunk.len()).sum::<usize>());
     });
-    report(&format!("decoding one of {len} chunks, checks included"), len, || {
+    let items = (state.leases_len() + state.keys_len()) as u64;
+    let mut read = Vec::new();
+    report(&format!("decoding one of {len} chunks"), len, || {
         let mut decoder = Decoder::new();
-        chunks.iter().for_each(|chunk| decoder.feed(chunk).expect("good"));
-        black_box(decoder.finish().expect("good").digest());
+        for chunk in &chunks {
+            decoder.feed(chunk).expect("good");
+        }
+        read.push(decoder);
     });
+    report(&format!("checking one of {items} leases and keys of a snapshot"), items, || {
+        black_box(read.pop().expect("one per round").finish().expect("good").digest());
+    });
+
     number += 1_000_000;
     report("acquire + release while a view is frozen", LEASES, || {
         let frozen = Encoder::new(&state);
-        pairs(&mut state, &mut number);
+        pairs(&mut state, &mut number, LEASES);
         drop(frozen);
     });
 
+    ending_a_lease();
+    batches_and_wheel();
+}
+
+fn ending_a_lease() {
+    const HOLDS: u64 = 4_000;
+    let mut state = populated();
+    let mut lease = LEASES;
+    let mut events = Vec::new();
+    report("opening a lease, granting it a hold, ending both with it", HOLDS, || {
+        let open = Command::Open { ttl_ms: 15_000, secret: SECRET, label: b"many".to_vec() };
+        state.apply(0, &open, &mut events);
+        lease += 1;
+        for n in 0..HOLDS {
+            state.apply(0, &acquire(lease, 3 * n + 1, key(LEASES + n + 1), 0), &mut events);
+        }
+        state.apply(0, &Command::Expire { lease: LeaseId(lease) }, &mut events);
+        events.clear();
+    });
+}
+
+fn batches_and_wheel() {
     let commands: Vec<_> = (0..256).map(|n| acquire(n + 1, 4, key(n), 0)).collect();
     let batch = Batch { wall_ms: 1, commands };
     let bytes = batch.encode();

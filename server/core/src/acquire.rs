@@ -4,16 +4,16 @@ use leasehold_protocol::command::{Caller, OwnLease};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Token};
-use leasehold_protocol::limits::QUEUE_LEN_MAX;
+use leasehold_protocol::limits::{LEASE_CLAIMS_MAX, QUEUE_LEN_MAX};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::shard::{check_key, check_mode, check_ttl_ms, check_value};
 
-use crate::blob::{Blob, Key};
+use crate::blob::{Blob, Key, KeyRef};
 use crate::digest;
 use crate::memory::{Answer, Kind};
 use crate::retry::{Ticket, check_acks, print_of_acquire, print_of_cancel};
 use crate::state::{CLAIMS_MAX, State, Step, TOKEN_MAX};
-use crate::table::{Claim, KeyState, Waiter};
+use crate::table::{Claim, Waiter};
 
 /// What an acquire asks for.
 pub(crate) struct Request<'a> {
@@ -60,25 +60,32 @@ impl State {
             Ok(ticket) => ticket,
             Err(outcome) => return outcome,
         };
-        match self.judge(ticket.lease, request, wait_ms) {
+        let key = KeyRef::new(request.key);
+        match self.judge(ticket.lease, key, request, wait_ms) {
             Verdict::Busy(code) => self.refusal(code, Token(0)),
             Verdict::Refuse(code, token) => self.remember_refusal(step, ticket, code, token),
             Verdict::Grant => {
                 self.raise(step);
-                let key = self.shared_key(request.key);
+                let key = self.shared_key(key);
                 let waiter = waiter(ticket, request, wait_ms);
                 let grant = self.grant(step, &key, waiter);
                 self.remember(step, ticket, Outcome::Granted(grant))
             }
             Verdict::Queue => {
-                let key = self.shared_key(request.key);
+                let key = self.shared_key(key);
                 self.enqueue(step, ticket, &key, waiter(ticket, request, wait_ms))
             }
         }
     }
 
-    fn judge(&self, caller: LeaseId, request: &Request<'_>, wait_ms: u32) -> Verdict {
-        let key = self.keys.get(request.key);
+    fn judge(
+        &self,
+        caller: LeaseId,
+        key: KeyRef<'_>,
+        request: &Request<'_>,
+        wait_ms: u32,
+    ) -> Verdict {
+        let key = self.keys.get(&key);
         if let Some(hold) = key.and_then(|key| key.holds.get(&caller)) {
             return Verdict::Refuse(ErrorCode::ALREADY_HELD, hold.token);
         }
@@ -90,11 +97,15 @@ impl State {
         }
         let free = key.is_none_or(|key| key.queue.is_empty() && key.admits(request.mode));
         if !free && wait_ms == 0 {
-            let token = key.map_or(Token(0), KeyState::present_token);
+            let token = key.map_or(Token(0), |key| key.present_token());
             return Verdict::Refuse(ErrorCode::HELD, token);
         }
         if self.claims >= CLAIMS_MAX {
             return Verdict::Busy(ErrorCode::BUSY);
+        }
+        let lease = self.leases.get(&caller).expect("the caller was admitted");
+        if lease.claims.len() >= LEASE_CLAIMS_MAX {
+            return Verdict::Busy(ErrorCode::LEASE_FULL);
         }
         if request.own.is_some() && !self.has_room_for_lease() {
             return Verdict::Busy(ErrorCode::LEASES_FULL);
@@ -105,21 +116,15 @@ impl State {
         if key.is_some_and(|key| key.queue.len() >= QUEUE_LEN_MAX) {
             return Verdict::Busy(ErrorCode::QUEUE_FULL);
         }
-        let lease = self.leases.get(&caller).expect("the caller was admitted");
         if !lease.memory.has_room_to_wait() {
             return Verdict::Busy(ErrorCode::WINDOW_FULL);
         }
         Verdict::Queue
     }
 
-    /// The key's one shared copy, with an entry in the table.
-    fn shared_key(&mut self, key: &[u8]) -> Key {
-        if let Some((key, _)) = self.keys.get_entry(key) {
-            return key.clone();
-        }
-        let key = Key::from(key);
-        self.keys.insert(key.clone(), KeyState::default());
-        key
+    /// The key's one shared copy, or a new one for a key that is not in the table yet.
+    fn shared_key(&self, key: KeyRef<'_>) -> Key {
+        self.keys.get_entry(&key).map_or_else(|| key.to_key(), |(key, _)| key.clone())
     }
 
     fn enqueue(
@@ -138,13 +143,13 @@ impl State {
         };
         self.own_waiters += usize::from(waiter.own.is_some());
         self.claims += 1;
-        let entry = self.keys.get_mut(key).expect("a key with a waiter is in the table");
+        let entry = self.keys.entry_mut(key).expect("a key with a waiter is in the table");
         let position = entry.queue.len() as u32;
         let place = entry.queue.last().map_or(0, |(place, _)| *place + 1);
         self.sum.add(digest::waiter(key, place, &waiter));
         entry.queue.insert(place, waiter);
         entry.places.insert(ticket.lease, place);
-        let lease = self.leases.get_mut(&ticket.lease).expect("the caller was admitted");
+        let lease = self.leases.lease_mut(ticket.lease).expect("the caller was admitted");
         lease.claims.insert(ticket.number.0, Claim::Wait(key.clone()));
         lease.waits += 1;
         self.remember_waiting(step, ticket);

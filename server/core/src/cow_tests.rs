@@ -13,10 +13,12 @@ fn depth<V>(node: &Node<u16, V>, from: Option<u16>, below: Option<u16>) -> usize
     let inside =
         |key: u16| from.is_none_or(|from| from <= key) && below.is_none_or(|below| key < below);
     match node {
-        Node::Leaf(entries) => {
-            assert!(!entries.is_empty() && entries.len() <= NODE_LEN_MAX);
-            assert!(entries.iter().all(|(key, _)| inside(*key)));
-            assert!(entries.is_sorted_by(|a, b| a.0 < b.0));
+        Node::Leaf(leaf) => {
+            let keys = &leaf.keys;
+            assert!(!keys.is_empty() && keys.len() <= NODE_LEN_MAX);
+            assert_eq!(keys.len(), leaf.values.len());
+            assert!(keys.iter().all(|key| inside(*key)));
+            assert!(keys.is_sorted_by(|a, b| a < b));
             1
         }
         Node::Inner(children) => {
@@ -41,9 +43,11 @@ fn check(map: &Map<u16, u32>, model: &BTreeMap<u16, u32>) {
     assert_eq!(map.len(), model.len());
     assert_eq!(map.is_empty(), model.is_empty());
     assert!(map.iter().eq(model.iter()));
+    assert!(map.clone().into_iter().eq(model.clone()));
     assert_eq!(map.first(), model.first_key_value());
     assert_eq!(map.last(), model.last_key_value());
-    if let Some(root) = &map.root {
+    if let Root::Tree(root) = &map.root {
+        assert!(map.len() > 1, "a single entry needs no tree");
         let depth = depth(root, None, None);
         assert!(depth <= 4, "depth {depth} for {} entries", map.len());
     }
@@ -152,7 +156,7 @@ fn stays_compact_when_old_keys_go() {
                 Node::Inner(children) => children.iter().map(|child| count(&child.node)).sum(),
             }
         }
-        map.root.as_ref().map_or(0, |root| count(root))
+        if let Root::Tree(root) = &map.root { count(root) } else { 0 }
     };
     let (entries, leaves) = (map.len(), leaves(&map));
     assert!(leaves * 4 <= entries, "{leaves} leaves for {entries} entries");

@@ -9,7 +9,7 @@ use leasehold_protocol::outcome::{Grant, Outcome};
 use crate::hash::{Mix, Sum};
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
-use crate::table::{Hold, Lease, Waiter};
+use crate::table::{Hold, KeyState, Lease, Waiter};
 
 const STATE: u64 = 1;
 const LEASE: u64 = 2;
@@ -29,25 +29,27 @@ pub(crate) fn whole(state: &State, items: Sum) -> u64 {
         .done()
 }
 
-/// The sum over all items, computed from scratch.
-pub(crate) fn recompute(state: &State) -> Sum {
+/// The sum over a lease and its retry memory.
+pub(crate) fn lease_and_memory(id: LeaseId, item: &Lease) -> Sum {
     let mut sum = Sum::default();
-    for (id, item) in state.leases.iter() {
-        sum.add(lease(*id, item));
-        for (number, item) in item.memory.records.iter() {
-            sum.add(record(*id, *number, item));
-        }
-        for (number, item) in item.memory.late.iter() {
-            sum.add(late_record(*id, *number, item));
-        }
+    sum.add(lease(item));
+    for (number, item) in item.memory.records.iter() {
+        sum.add(record(id, *number, item));
     }
-    for (key, item) in state.keys.iter() {
-        for (lease, item) in item.holds.iter() {
-            sum.add(hold(key, *lease, item));
-        }
-        for (place, item) in item.queue.iter() {
-            sum.add(waiter(key, *place, item));
-        }
+    for (number, item) in item.memory.late.iter() {
+        sum.add(late_record(id, *number, item));
+    }
+    sum
+}
+
+/// The sum over a key's holds and waiters.
+pub(crate) fn key(key: &[u8], item: &KeyState) -> Sum {
+    let mut sum = Sum::default();
+    for (lease, item) in item.holds.iter() {
+        sum.add(hold(key, *lease, item));
+    }
+    for (place, item) in item.queue.iter() {
+        sum.add(waiter(key, *place, item));
     }
     sum
 }
@@ -57,14 +59,17 @@ fn secret(mix: Mix, secret: &leasehold_protocol::ids::Secret) -> Mix {
     mix.word(whole as u64).word((whole >> 64) as u64)
 }
 
-pub(crate) fn lease(id: LeaseId, lease: &Lease) -> u64 {
+/// The part of a lease's hash that never changes; kept in `Lease::base`.
+pub(crate) fn lease_base(id: LeaseId, lease: &Lease) -> u64 {
     secret(Mix::new(LEASE), &lease.secret)
         .word(id.0)
         .word(u64::from(lease.ttl_ms) << 1 | u64::from(lease.own))
-        .word(lease.version)
-        .word(lease.memory.floor)
         .bytes(lease.label.as_slice())
         .done()
+}
+
+pub(crate) fn lease(lease: &Lease) -> u64 {
+    Mix::new(lease.base).word(lease.version).word(lease.memory.floor).done()
 }
 
 pub(crate) fn record(lease: LeaseId, number: u64, record: &Record) -> u64 {

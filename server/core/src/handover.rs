@@ -4,17 +4,17 @@
 //! the same step, so that a key's queue never has a satisfiable head between two commands. The
 //! order of a step's events is: what ended, then what was granted because of it.
 
+use alloc::rc::Rc;
+
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 
 use crate::blob::Key;
-use crate::cow::Map;
 use crate::digest;
-use crate::memory::Memory;
 use crate::state::{State, Step, TOKEN_MAX};
-use crate::table::{Claim, Hold, Lease, Waiter};
+use crate::table::{Claim, Hold, KeyState, Lease, Waiter};
 
 impl State {
     /// Makes an acquire a hold. The key admits it; it is in no queue (any more).
@@ -35,27 +35,24 @@ impl State {
         let holder = match own {
             None => session,
             Some(own) => {
-                let mut claims = Map::default();
-                claims.insert(number.0, Claim::Hold(key.clone()));
-                let lease = Lease {
-                    ttl_ms: own.ttl_ms,
-                    secret: own.secret,
-                    label,
-                    own: true,
-                    version: 1,
-                    memory: Memory::default(),
-                    claims,
-                    waits: 0,
-                };
+                let mut lease = Lease::new(own.ttl_ms, own.secret, label, true);
+                lease.version = 1;
+                lease.claims.insert(number.0, Claim::Hold(key.clone()));
                 self.mint(step, lease)
             }
         };
         let hold = Hold { token, mode, number, value, since_ms: step.wall_ms, forced: None };
         self.sum.add(digest::hold(key, holder, &hold));
         self.claims += 1;
-        let entry = self.keys.get_mut(key).expect("the key is in the table");
-        assert!(entry.admits(mode), "incompatible holds never meet (G1)");
-        entry.holds.insert(holder, hold);
+        if let Some(entry) = self.keys.entry_mut(key) {
+            assert!(entry.admits(mode), "incompatible holds never meet (G1)");
+            entry.holds.insert(holder, hold);
+        } else {
+            let mut entry = KeyState::default();
+            entry.holds.insert(holder, hold);
+            self.keys.insert(key.clone(), Rc::new(entry));
+            self.names.insert(key.name().clone(), ());
+        }
         self.emit(step, EventKind::Granted { key: key.to_vec(), lease: holder, mode, token });
         Grant {
             lease: holder,
@@ -73,6 +70,7 @@ impl State {
             let Some(entry) = self.keys.get(key) else { return };
             if entry.is_vacant() {
                 self.keys.remove(key);
+                self.names.remove(key.name());
                 self.emit(step, EventKind::Vacant { key: key.to_vec() });
                 return;
             }
@@ -115,7 +113,7 @@ impl State {
         reason: EndReason,
     ) -> Hold {
         let hold = self.take_hold(step, key, holder, reason.clone());
-        let lease = self.leases.get_mut(&holder).expect("a holder is live");
+        let lease = self.leases.lease_mut(holder).expect("a holder is live");
         let claim = lease.claims.remove(&hold.number.0);
         assert!(matches!(claim, Some(Claim::Hold(_))), "a lease knows its holds");
         if lease.own {
@@ -135,7 +133,7 @@ impl State {
         reason: EndReason,
     ) -> Hold {
         self.raise(step);
-        let entry = self.keys.get_mut(key).expect("a held key is in the table");
+        let entry = self.keys.entry_mut(key).expect("a held key is in the table");
         let hold = entry.holds.remove(&holder).expect("the caller knows the hold");
         self.sum.sub(digest::hold(key, holder, &hold));
         self.claims -= 1;
@@ -149,7 +147,7 @@ impl State {
 
     /// Takes a waiter out of its key's queue.
     pub(crate) fn take_waiter(&mut self, key: &Key, lease: LeaseId) -> Waiter {
-        let entry = self.keys.get_mut(key).expect("a key with a waiter is in the table");
+        let entry = self.keys.entry_mut(key).expect("a key with a waiter is in the table");
         let place = entry.places.remove(&lease).expect("a waiting lease has a place");
         let waiter = entry.queue.remove(&place).expect("a place has a waiter");
         self.sum.sub(digest::waiter(key, place, &waiter));
@@ -160,7 +158,7 @@ impl State {
 
     /// Takes a wait out of its live lease's claims.
     fn forget_wait(&mut self, lease: LeaseId, number: Number) -> Key {
-        let lease = self.leases.get_mut(&lease).expect("a waiter's lease is live");
+        let lease = self.leases.lease_mut(lease).expect("a waiter's lease is live");
         lease.waits -= 1;
         match lease.claims.remove(&number.0) {
             Some(Claim::Wait(key)) => key,

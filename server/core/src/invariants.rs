@@ -4,14 +4,19 @@
 //! everything, so it is not for the data path.
 
 use alloc::format;
+use alloc::rc::Rc;
 use alloc::string::String;
 
 use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::ids::{LeaseId, Mode, Number};
 use leasehold_protocol::limits::{LEASES_MAX, OPEN_WAITS_MAX, QUEUE_LEN_MAX};
+use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::shard::{check_key, check_label, check_reason, check_ttl_ms, check_value};
 
+use crate::blob::Key;
+use crate::cow::IntoIter;
 use crate::digest;
+use crate::hash::Sum;
 use crate::memory::{Answer, Kind};
 use crate::state::{State, TOKEN_MAX};
 use crate::table::{Claim, Hold, KeyState, Lease, Waiter};
@@ -24,16 +29,98 @@ macro_rules! ensure {
     };
 }
 
+/// No counter of an honest state gets anywhere near; above it, additions could overflow.
+const COUNTER_MAX: u64 = i64::MAX as u64;
+
 /// Checks everything; the error says what is wrong, for a person.
 pub fn check(state: &State) -> Result<(), String> {
-    check_counters(state)?;
-    state.leases.iter().try_for_each(|(id, lease)| check_lease(state, *id, lease))?;
-    state.keys.iter().try_for_each(|(key, entry)| check_entry(state, key, entry))?;
-    check_sums(state)
+    let mut checker = Checker::new(state)?;
+    while !checker.step(usize::MAX)? {}
+    ensure!(checker.sum() == state.sum, "the digest drifted");
+    Ok(())
+}
+
+/// The check in slices, so that a large state can be checked without holding the core.
+pub(crate) struct Checker {
+    state: State,
+    leases: IntoIter<LeaseId, Rc<Lease>>,
+    keys: IntoIter<Key, Rc<KeyState>>,
+    totals: Totals,
+}
+
+/// What the state keeps along, counted from its items.
+#[derive(Default)]
+struct Totals {
+    claims: usize,
+    claims_of_leases: usize,
+    own_waiters: usize,
+    forced: usize,
+    names: usize,
+    sum: Sum,
+}
+
+impl Checker {
+    /// Begins a check of the state as it is now.
+    pub(crate) fn new(state: &State) -> Result<Self, String> {
+        check_counters(state)?;
+        let leases = state.leases.clone().into_iter();
+        let keys = state.keys.clone().into_iter();
+        Ok(Self { state: state.clone(), leases, keys, totals: Totals::default() })
+    }
+
+    /// Checks up to so many leases and keys; true when everything was found right.
+    pub(crate) fn step(&mut self, items: usize) -> Result<bool, String> {
+        for _ in 0..items {
+            if let Some((id, lease)) = self.leases.next() {
+                check_lease(&self.state, id, &lease)?;
+                self.totals.claims_of_leases += lease.claims.len();
+                self.totals.sum.add(digest::lease_and_memory(id, &lease).0);
+            } else if let Some((key, entry)) = self.keys.next() {
+                check_entry(&self.state, &key, &entry)?;
+                self.totals.add_entry(&self.state, &key, &entry);
+            } else {
+                self.totals.compare(&self.state)?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The sum over all items so far.
+    pub(crate) fn sum(&self) -> Sum {
+        self.totals.sum
+    }
+}
+
+impl Totals {
+    fn add_entry(&mut self, state: &State, key: &Key, entry: &KeyState) {
+        self.claims += entry.holds.len() + entry.queue.len();
+        self.own_waiters += entry.queue.iter().filter(|(_, waiter)| waiter.own.is_some()).count();
+        self.forced += entry.holds.iter().filter(|(_, hold)| hold.forced.is_some()).count();
+        self.names += usize::from(state.names.get(key.name()).is_some());
+        self.sum.add(digest::key(key, entry).0);
+    }
+
+    fn compare(&self, state: &State) -> Result<(), String> {
+        let Self { claims, claims_of_leases, own_waiters, forced, names, .. } = self;
+        ensure!(*claims == state.claims, "{claims} claims, {} counted", state.claims);
+        ensure!(claims == claims_of_leases, "{claims} claims, {claims_of_leases} known to leases");
+        ensure!(*own_waiters == state.own_waiters, "{own_waiters} waiters with own leases");
+        ensure!(*forced == state.forced.len(), "{forced} forced, {} listed", state.forced.len());
+        ensure!(
+            *names == state.keys.len() && *names == state.names.len(),
+            "{names} of {} keys are named, by {} names",
+            state.keys.len(),
+            state.names.len()
+        );
+        Ok(())
+    }
 }
 
 fn check_counters(state: &State) -> Result<(), String> {
     ensure!(state.begun == (state.revision > 0), "begun and revision {} differ", state.revision);
+    ensure!(state.revision <= COUNTER_MAX, "revision {}", state.revision);
+    ensure!(state.last_lease <= COUNTER_MAX, "last lease {}", state.last_lease);
     ensure!(state.last_token <= TOKEN_MAX, "token {} is too high", state.last_token);
     ensure!(state.leases.len() + state.own_waiters <= LEASES_MAX, "too many leases");
     let last = state.leases.last().map_or(0, |(id, _)| id.0);
@@ -44,7 +131,9 @@ fn check_counters(state: &State) -> Result<(), String> {
 
 fn check_lease(state: &State, id: LeaseId, lease: &Lease) -> Result<(), String> {
     ensure!(check_ttl_ms(lease.ttl_ms.into()).is_ok(), "lease {id}: TTL {}", lease.ttl_ms);
+    ensure!(lease.base == digest::lease_base(id, lease), "lease {id}: the hash of its base");
     ensure!(check_label(lease.label.as_slice()).is_ok(), "lease {id}: label");
+    ensure!(lease.version <= COUNTER_MAX, "lease {id}: version {}", lease.version);
     let waits = lease.claims.iter().filter(|(_, claim)| matches!(claim, Claim::Wait(_))).count();
     ensure!(waits == lease.waits, "lease {id}: {waits} waits, {} counted", lease.waits);
     for (number, claim) in lease.claims.iter() {
@@ -100,12 +189,15 @@ fn check_memory(id: LeaseId, lease: &Lease) -> Result<(), String> {
             "lease {id}: late record {number} is of a wrong kind"
         );
     }
-    for (number, claim) in lease.claims.iter() {
-        let remembered = memory.records.get(number).is_some();
-        ensure!(
-            matches!(claim, Claim::Hold(_)) || remembered,
-            "lease {id}: wait {number} is not remembered"
-        );
+    for (number, claim) in lease.claims.iter().filter(|_| !lease.own) {
+        let record = memory.records.get(number);
+        let fits = match (claim, record.map(|record| record.answer)) {
+            (Claim::Wait(_), Some(Answer::Waiting)) => true,
+            (Claim::Hold(_), Some(Answer::Done(Outcome::Granted(grant)))) => grant.lease == id,
+            (Claim::Hold(_), None) => *number <= memory.floor,
+            _ => false,
+        };
+        ensure!(fits, "lease {id}: claim {number} and its record differ");
     }
     Ok(())
 }
@@ -121,6 +213,7 @@ fn check_entry(state: &State, key: &[u8], entry: &KeyState) -> Result<(), String
         check_hold(state, key, *lease, hold).map_err(|text| format!("key {name:?}: {text}"))?;
     }
     for (place, waiter) in entry.queue.iter() {
+        ensure!(*place <= COUNTER_MAX, "key {name:?}: place {place}");
         ensure!(
             entry.places.get(&waiter.lease) == Some(place),
             "key {name:?}: lease {} is not at its place {place}",
@@ -161,22 +254,5 @@ fn check_waiter(state: &State, key: &[u8], waiter: &Waiter) -> Result<(), String
     ensure!(check_value(waiter.value.as_slice()).is_ok(), "waiter {lease}: value too large");
     let ttl_ok = |own: &OwnLease| check_ttl_ms(own.ttl_ms.into()).is_ok();
     ensure!(waiter.own.as_ref().is_none_or(ttl_ok), "waiter {lease}: TTL of its own lease");
-    Ok(())
-}
-
-/// What is kept along equals what follows from the items.
-fn check_sums(state: &State) -> Result<(), String> {
-    let (mut claims, mut own_waiters, mut forced) = (0, 0, 0);
-    for (_, entry) in state.keys.iter() {
-        claims += entry.holds.len() + entry.queue.len();
-        own_waiters += entry.queue.iter().filter(|(_, waiter)| waiter.own.is_some()).count();
-        forced += entry.holds.iter().filter(|(_, hold)| hold.forced.is_some()).count();
-    }
-    let of_leases: usize = state.leases.iter().map(|(_, lease)| lease.claims.len()).sum();
-    ensure!(claims == state.claims, "{claims} claims, {} counted", state.claims);
-    ensure!(claims == of_leases, "{claims} claims, {of_leases} known to leases");
-    ensure!(own_waiters == state.own_waiters, "{own_waiters} waiters with own leases");
-    ensure!(forced == state.forced.len(), "{forced} forced, {} listed", state.forced.len());
-    ensure!(digest::recompute(state) == state.sum, "the digest drifted");
     Ok(())
 }

@@ -5,6 +5,8 @@
 //! lease is never granted (G4). An own lease lives and ends with its one hold; its session's end
 //! does not touch it.
 
+use alloc::rc::Rc;
+
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{LeaseId, Number, Secret, Token};
@@ -13,9 +15,7 @@ use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::shard::{check_label, check_ttl_ms};
 
 use crate::blob::Blob;
-use crate::cow::Map;
 use crate::digest;
-use crate::memory::Memory;
 use crate::state::{State, Step};
 use crate::table::{Claim, Lease};
 
@@ -34,17 +34,7 @@ impl State {
             return self.refusal(ErrorCode::LEASES_FULL, Token(0));
         }
         let revision = self.raise(step);
-        let lease = Lease {
-            ttl_ms,
-            secret: *secret,
-            label: Blob::new(label),
-            own: false,
-            version: 0,
-            memory: Memory::default(),
-            claims: Map::default(),
-            waits: 0,
-        };
-        let lease = self.mint(step, lease);
+        let lease = self.mint(step, Lease::new(ttl_ms, *secret, Blob::new(label), false));
         Outcome::Opened { lease, revision }
     }
 
@@ -54,12 +44,13 @@ impl State {
         self.leases.len() + self.own_waiters < LEASES_MAX && self.last_lease < i64::MAX as u64
     }
 
-    pub(crate) fn mint(&mut self, step: &mut Step<'_>, lease: Lease) -> LeaseId {
+    pub(crate) fn mint(&mut self, step: &mut Step<'_>, mut lease: Lease) -> LeaseId {
         self.last_lease += 1;
         let id = LeaseId(self.last_lease);
+        lease.base = digest::lease_base(id, &lease);
         self.emit(step, EventKind::LeaseOpened { lease: id, ttl_ms: lease.ttl_ms });
-        self.sum.add(digest::lease(id, &lease));
-        let former = self.leases.insert(id, lease);
+        self.sum.add(digest::lease(&lease));
+        let former = self.leases.insert(id, Rc::new(lease));
         assert!(former.is_none(), "the counter never gives an id twice");
         id
     }
@@ -115,15 +106,9 @@ impl State {
     }
 
     /// Takes a lease and its memory out of the tables; its claims are the caller's to end.
-    pub(crate) fn forget_lease(&mut self, id: LeaseId) -> Lease {
+    pub(crate) fn forget_lease(&mut self, id: LeaseId) -> Rc<Lease> {
         let lease = self.leases.remove(&id).expect("the caller knows the lease to be live");
-        self.sum.sub(digest::lease(id, &lease));
-        for (number, record) in lease.memory.records.iter() {
-            self.sum.sub(digest::record(id, *number, record));
-        }
-        for (number, record) in lease.memory.late.iter() {
-            self.sum.sub(digest::late_record(id, *number, record));
-        }
+        self.sum.sub(digest::lease_and_memory(id, &lease).0);
         lease
     }
 }

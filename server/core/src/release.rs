@@ -9,12 +9,12 @@ use leasehold_protocol::ids::{LeaseId, Revision, Secret, Token};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::shard::{check_key, check_label, check_reason};
 
-use crate::blob::{Blob, Key};
+use crate::blob::{Blob, Key, KeyRef};
 use crate::digest;
 use crate::memory::Kind;
 use crate::retry::{check_acks, print_of_release};
 use crate::state::{State, Step};
-use crate::table::{Forced, KeyState};
+use crate::table::Forced;
 
 impl State {
     pub(crate) fn release(
@@ -97,7 +97,7 @@ impl State {
     fn mark_forced(&mut self, step: &mut Step<'_>, key: &Key, holder: LeaseId, forced: Forced) {
         self.raise(step);
         self.raise_version(holder);
-        let entry = self.keys.get_mut(key).expect("a held key is in the table");
+        let entry = self.keys.entry_mut(key).expect("a held key is in the table");
         let hold = entry.holds.get_mut(&holder).expect("the caller knows the hold");
         let (who, why) = (forced.who.as_slice().to_vec(), forced.why.as_slice().to_vec());
         self.sum.sub(digest::hold(key, holder, hold));
@@ -124,18 +124,18 @@ impl State {
     }
 
     fn present_token(&self, key: &[u8]) -> Token {
-        self.keys.get(key).map_or(Token(0), KeyState::present_token)
+        self.keys.get(&KeyRef::new(key)).map_or(Token(0), |entry| entry.present_token())
     }
 
     /// The shared key, if this lease holds it under this token.
     fn key_held_by(&self, key: &[u8], lease: LeaseId, token: Token) -> Option<Key> {
-        let (key, entry) = self.keys.get_entry(key)?;
+        let (key, entry) = self.keys.get_entry(&KeyRef::new(key))?;
         (entry.holds.get(&lease)?.token == token).then(|| key.clone())
     }
 
     /// The hold of a key under a token: shared key, holder, and how it is forced.
     fn hold_of(&self, key: &[u8], token: Token) -> Option<(Key, LeaseId, Option<Rc<Forced>>)> {
-        let (key, entry) = self.keys.get_entry(key)?;
+        let (key, entry) = self.keys.get_entry(&KeyRef::new(key))?;
         let (holder, hold) = entry.hold_of_token(token)?;
         Some((key.clone(), holder, hold.forced.clone()))
     }

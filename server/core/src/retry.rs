@@ -8,12 +8,14 @@
 
 use leasehold_protocol::command::{Caller, OwnLease};
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{LeaseId, Number, Revision, Secret, Token};
+use leasehold_protocol::ids::{LeaseId, Number, Revision, Token};
 use leasehold_protocol::limits::ACKS_MAX;
 use leasehold_protocol::outcome::Outcome;
 
 use crate::acquire::Request;
-use crate::hash::Mix;
+use crate::digest;
+use crate::hash::{Mix, Sum};
+use crate::lifecycle::same_secret;
 use crate::memory::{Answer, Kind, Memory, Record};
 use crate::state::{State, Step};
 use crate::table::{Claim, Lease};
@@ -43,38 +45,31 @@ impl State {
         kind: Kind,
         print: u64,
     ) -> Result<Ticket, Outcome> {
-        self.authenticate_session(caller.lease, &caller.secret)
-            .map_err(|code| self.refusal(code, Token(0)))?;
-        self.acknowledge(step, caller);
-        let lease = self.leases.get(&caller.lease).expect("it was authenticated");
-        if let Some(record) = lease.memory.get(caller.number) {
-            return Err(if record.is_retried_by(kind, print) {
-                self.present(caller.lease, caller.number, record)
-            } else {
-                self.refusal(ErrorCode::NUMBER_CONFLICT, Token(0))
-            });
+        let Some(lease) = self.leases.lease_mut(caller.lease) else {
+            return Err(self.refusal(ErrorCode::LEASE_DEAD, Token(0)));
+        };
+        if !same_secret(&lease.secret, &caller.secret) {
+            return Err(self.refusal(ErrorCode::BAD_SECRET, Token(0)));
         }
-        check_number(lease, caller.number, kind).map_err(|code| self.refusal(code, Token(0)))?;
-        Ok(Ticket { lease: caller.lease, number: caller.number, kind, print })
-    }
-
-    /// Numbered commands belong to sessions: an own lease is a hold's and has no memory.
-    fn authenticate_session(&self, lease: LeaseId, secret: &Secret) -> Result<(), ErrorCode> {
-        self.authenticate(lease, secret)?;
-        let own = self.leases.get(&lease).is_some_and(|lease| lease.own);
-        if own { Err(ErrorCode::LEASE_DEAD) } else { Ok(()) }
-    }
-
-    fn acknowledge(&mut self, step: &mut Step<'_>, caller: &Caller) {
-        let lease = self.leases.get(&caller.lease).expect("it was authenticated");
-        if caller.floor.0 <= lease.memory.floor && caller.acks.is_empty() {
-            return;
+        if lease.own {
+            // Numbered commands belong to sessions: an own lease is a hold's and has no memory.
+            return Err(self.refusal(ErrorCode::LEASE_DEAD, Token(0)));
         }
-        let changed = self.edit_lease(caller.lease, |lease, sum| {
-            lease.memory.acknowledge(caller.lease, caller.floor, &caller.acks, sum)
-        });
-        if changed {
+        let acknowledged = acknowledge(lease, caller, &mut self.sum);
+        let remembered = lease.memory.get(caller.number).copied();
+        let allowed = check_number(lease, caller.number, kind);
+        if acknowledged {
             self.raise(step);
+        }
+        match remembered {
+            Some(record) if record.is_retried_by(kind, print) => {
+                Err(self.present(caller.lease, caller.number, &record))
+            }
+            Some(_) => Err(self.refusal(ErrorCode::NUMBER_CONFLICT, Token(0))),
+            None => match allowed {
+                Ok(()) => Ok(Ticket { lease: caller.lease, number: caller.number, kind, print }),
+                Err(code) => Err(self.refusal(code, Token(0))),
+            },
         }
     }
 
@@ -141,10 +136,21 @@ impl State {
     }
 
     /// A session's memory, which is no part of the lease's own digest item, and the sum to keep.
-    pub(crate) fn memory_of(&mut self, lease: LeaseId) -> (&mut Memory, &mut crate::hash::Sum) {
-        let lease = self.leases.get_mut(&lease).expect("the caller knows the lease to be live");
+    pub(crate) fn memory_of(&mut self, lease: LeaseId) -> (&mut Memory, &mut Sum) {
+        let lease = self.leases.lease_mut(lease).expect("the caller knows the lease to be live");
         (&mut lease.memory, &mut self.sum)
     }
+}
+
+/// Raises the floor and takes acknowledgements. Returns true if anything changed.
+fn acknowledge(lease: &mut Lease, caller: &Caller, sum: &mut Sum) -> bool {
+    if caller.floor.0 <= lease.memory.floor && caller.acks.is_empty() {
+        return false;
+    }
+    sum.sub(digest::lease(lease));
+    let changed = lease.memory.acknowledge(caller.lease, caller.floor, &caller.acks, sum);
+    sum.add(digest::lease(lease));
+    changed
 }
 
 /// Whether a number without a memory may be executed.

@@ -1,11 +1,12 @@
 //! A shard's state as a stream of bytes: taken in bounded chunks, read in any pieces.
 //!
-//! **Taking one does not stop the core.** `Encoder::new` clones the state, which shares every tree
-//! node with the live one and costs a few reference counts. Afterwards each write to the live
+//! **Taking one does not stop the core.** `Encoder::new` clones the tables, which shares every tree
+//! node with the live ones and costs a few reference counts. Afterwards each write to the live
 //! state copies the nodes on its path that are still shared: at most one path (some five nodes of
 //! up to 32 entries, a few microseconds) per table it writes, once per node. The encoder works
-//! whenever it is asked for the next chunk, on the frozen clone. Until it is dropped, memory holds
-//! the old nodes beside the new ones: at worst twice the tables, while keys and values are shared.
+//! whenever it is asked for the next chunk, on the frozen tables, and gives each node up once it is
+//! written. Until then memory holds old nodes beside new ones: at worst twice the tables, while
+//! keys and values are shared.
 //!
 //! Bytes, all little-endian:
 //!

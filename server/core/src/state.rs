@@ -20,11 +20,11 @@ use leasehold_protocol::event::{Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, Revision, ShardId, Token};
 use leasehold_protocol::outcome::Outcome;
 
-use crate::blob::Key;
+use crate::blob::{Key, Name};
 use crate::cow::Map;
 use crate::digest;
 use crate::hash::Sum;
-use crate::table::{KeyState, Lease};
+use crate::table::{Keys, Lease, Leases};
 
 /// The highest token: tokens fit in a signed 64-bit column.
 pub(crate) const TOKEN_MAX: u64 = i64::MAX as u64;
@@ -42,8 +42,10 @@ pub struct State {
     pub(crate) last_lease: u64,
     /// Hash sum of all items, kept along with them.
     pub(crate) sum: Sum,
-    pub(crate) leases: Map<LeaseId, Lease>,
-    pub(crate) keys: Map<Key, KeyState>,
+    pub(crate) leases: Leases,
+    pub(crate) keys: Keys,
+    /// The same keys in the order of their bytes, for listings. Follows from `keys`.
+    pub(crate) names: Map<Name, ()>,
     /// Forced holds that are not passed on yet, by token. Follows from `keys`.
     pub(crate) forced: Map<u64, (Key, LeaseId)>,
     /// Waiters that will need a lease of their own. Follows from `keys`.
@@ -71,6 +73,7 @@ impl State {
             sum: Sum::default(),
             leases: Map::default(),
             keys: Map::default(),
+            names: Map::default(),
             forced: Map::default(),
             own_waiters: 0,
             claims: 0,
@@ -151,10 +154,10 @@ impl State {
         id: LeaseId,
         edit: impl FnOnce(&mut Lease, &mut Sum) -> R,
     ) -> R {
-        let lease = self.leases.get_mut(&id).expect("the caller knows the lease to be live");
-        self.sum.sub(digest::lease(id, lease));
+        let lease = self.leases.lease_mut(id).expect("the caller knows the lease to be live");
+        self.sum.sub(digest::lease(lease));
         let result = edit(lease, &mut self.sum);
-        self.sum.add(digest::lease(id, lease));
+        self.sum.add(digest::lease(lease));
         result
     }
 
@@ -181,5 +184,70 @@ impl State {
     /// The shard.
     pub fn shard(&self) -> ShardId {
         self.shard
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use leasehold_protocol::command::{Caller, OwnLease};
+    use leasehold_protocol::ids::{Mode, Number, Secret};
+    use leasehold_protocol::limits::LEASES_MAX;
+
+    use super::*;
+
+    const SECRET: Secret = Secret([1; 16]);
+
+    fn apply(state: &mut State, command: &Command) -> Outcome {
+        state.apply(0, command, &mut Vec::new())
+    }
+
+    fn open() -> Command {
+        Command::Open { ttl_ms: 5_000, secret: SECRET, label: vec![] }
+    }
+
+    fn acquire(number: u64, own: bool) -> Command {
+        let (floor, acks) = (Number(0), vec![]);
+        let caller =
+            Caller { lease: LeaseId(1), secret: SECRET, number: Number(number), floor, acks };
+        let own = own.then_some(OwnLease { ttl_ms: 5_000, secret: SECRET });
+        let key = number.to_le_bytes()[..1].to_vec();
+        Command::Acquire { caller, key, mode: Mode::EXCLUSIVE, own, value: vec![], wait_ms: 0 }
+    }
+
+    fn ready() -> State {
+        let mut state = State::new(ShardId(0));
+        apply(&mut state, &Command::Begin { token_base: Token(100) });
+        apply(&mut state, &open());
+        state
+    }
+
+    fn code(outcome: &Outcome) -> Option<ErrorCode> {
+        match outcome {
+            Outcome::Refused { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+
+    /// Filling the real tables takes too long; the counters that are compared are set instead.
+    #[test]
+    fn leases_are_bounded_with_those_that_waiters_will_need() {
+        let mut state = ready();
+        state.own_waiters = LEASES_MAX - 2;
+        assert_eq!(code(&apply(&mut state, &acquire(1, true))), None);
+        assert_eq!(code(&apply(&mut state, &open())), Some(ErrorCode::LEASES_FULL));
+        assert_eq!(code(&apply(&mut state, &acquire(4, true))), Some(ErrorCode::LEASES_FULL));
+        assert_eq!(code(&apply(&mut state, &acquire(4, false))), None, "it was not remembered");
+    }
+
+    #[test]
+    fn holds_and_waiters_are_bounded() {
+        let mut state = ready();
+        state.claims = CLAIMS_MAX - 1;
+        assert_eq!(code(&apply(&mut state, &acquire(1, false))), None);
+        assert_eq!(code(&apply(&mut state, &acquire(4, false))), Some(ErrorCode::BUSY));
+        state.claims -= 1;
+        assert_eq!(code(&apply(&mut state, &acquire(4, false))), None, "it was not remembered");
     }
 }

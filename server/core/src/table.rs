@@ -29,6 +29,8 @@ impl Claim {
 /// A live lease. An ended one leaves nothing behind: an id that is not in the table is dead.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
+    /// Hash of what never changes: id, TTL, secret, label, `own`.
+    pub(crate) base: u64,
     pub(crate) ttl_ms: u32,
     pub(crate) secret: Secret,
     pub(crate) label: Blob,
@@ -41,6 +43,34 @@ pub(crate) struct Lease {
     pub(crate) claims: Map<u64, Claim>,
     /// How many of `claims` are waits.
     pub(crate) waits: usize,
+}
+
+impl Lease {
+    /// A lease that has done nothing yet; its `base` is for whoever knows its id.
+    pub(crate) fn new(ttl_ms: u32, secret: Secret, label: Blob, own: bool) -> Self {
+        Self {
+            base: 0,
+            ttl_ms,
+            secret,
+            label,
+            own,
+            version: 0,
+            memory: Memory::default(),
+            claims: Map::default(),
+            waits: 0,
+        }
+    }
+}
+
+/// The table of leases. Each is behind a pointer, so that copying a shared leaf of the tree does not
+/// copy the leases in it.
+pub(crate) type Leases = Map<LeaseId, Rc<Lease>>;
+
+impl Leases {
+    /// A lease to change in place; copies it if a frozen view shares it.
+    pub(crate) fn lease_mut(&mut self, id: LeaseId) -> Option<&mut Lease> {
+        self.get_mut(&id).map(Rc::make_mut)
+    }
 }
 
 /// A hold that an operator forced and that is not passed on yet.
@@ -81,6 +111,16 @@ pub(crate) struct KeyState {
     pub(crate) queue: Map<u64, Waiter>,
     /// Each waiting lease's place.
     pub(crate) places: Map<LeaseId, u64>,
+}
+
+/// The table of keys, each behind a pointer like leases.
+pub(crate) type Keys = Map<Key, Rc<KeyState>>;
+
+impl Keys {
+    /// A key's state to change in place; copies it if a frozen view shares it.
+    pub(crate) fn entry_mut(&mut self, key: &Key) -> Option<&mut KeyState> {
+        self.get_mut(key).map(Rc::make_mut)
+    }
 }
 
 impl KeyState {

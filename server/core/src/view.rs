@@ -11,6 +11,7 @@ use leasehold_protocol::limits::PAGE_LEN_MAX;
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{HeldKey, Holder, HoldsReply, KeyInfo, SessionInfo};
 
+use crate::blob::KeyRef;
 use crate::lifecycle::same_secret;
 use crate::state::State;
 use crate::table::{Claim, KeyState, Lease};
@@ -99,7 +100,8 @@ impl State {
         self.keys.len()
     }
 
-    /// All queued acquires with their wait limits in milliseconds, in key and queue order.
+    /// All queued acquires with their wait limits in milliseconds, in a fixed order, that of the
+    /// queue within a key.
     pub fn waits(&self) -> impl Iterator<Item = (LeaseId, Number, u32)> {
         let queues = self.keys.iter().flat_map(|(_, key)| key.queue.iter());
         queues.map(|(_, waiter)| (waiter.lease, waiter.number, waiter.wait_ms))
@@ -113,7 +115,7 @@ impl State {
 
     /// One key, also if nobody holds it or waits.
     pub fn key_info(&self, key: &[u8]) -> KeyInfo {
-        match self.keys.get(key) {
+        match self.keys.get(&KeyRef::new(key)) {
             Some(entry) => self.describe(key, entry),
             None => KeyInfo {
                 key: String::from_utf8_lossy(key).into_owned(),
@@ -131,14 +133,14 @@ impl State {
         let from = if after >= prefix { Bound::Excluded(after) } else { Bound::Included(prefix) };
         let mut page = Vec::new();
         let mut bytes = 0;
-        for (key, entry) in self.keys.iter_from(from) {
-            if !key.starts_with(prefix) {
+        for (name, ()) in self.names.iter_from(from) {
+            if !name.starts_with(prefix) {
                 break;
             }
             if page.len() >= limit {
                 return (page, true);
             }
-            let info = self.describe(key, entry);
+            let info = self.key_info(name);
             bytes += size_of(&info);
             if bytes > PAGE_BYTES_MAX && !page.is_empty() {
                 return (page, true);

@@ -1,4 +1,4 @@
-//! Files on Linux: mapped segments synced through io_uring, everything else on a helper thread.
+//! Files on Linux: mapped segments synced through `io_uring`, the rest on a helper thread.
 //!
 //! Segments are zero-filled with 4 KiB writes and never read in larger pieces through the page
 //! cache. Both are deliberate: since Linux 6.16 ext4 caches what was written or read in bulk in

@@ -115,8 +115,9 @@ impl SimDisk {
         self.inner.faults.borrow().count(io)
     }
 
-    /// Calls `observer` at each sync twice: when everything it covers is still unsynced, and when
-    /// it is durable but not yet reported.
+    /// Calls `observer` at each sync twice, when everything it covers is still unsynced, and when
+    /// it is durable but not yet reported; and at each change of names, before and after it is
+    /// durable.
     pub fn observe(&self, observer: impl Fn(&Self) + 'static) {
         *self.inner.observer.borrow_mut() = Some(Rc::new(observer));
     }
@@ -164,6 +165,8 @@ impl SimDisk {
         let mut names = self.inner.names.borrow_mut();
         change(&mut names);
         self.inner.unsynced_names.borrow_mut().push(names.clone());
+        drop(names);
+        self.tell_observer();
     }
 
     async fn sync(&self, file: &FileRef, io: Io) -> io::Result<()> {
@@ -263,6 +266,7 @@ impl Disk for SimDisk {
         self.inner.unsynced_names.borrow_mut().clear();
         let names = self.inner.names.borrow().clone();
         *self.inner.durable_names.borrow_mut() = names;
+        self.tell_observer();
         Ok(())
     }
 

@@ -7,4 +7,4 @@ mod table;
 mod wheel;
 
 pub use table::{Due, LeaseTable};
-pub use wheel::{CoreWheel, Timer, TimerKind};
+pub use wheel::{CoreWheel, ShardTimers, Timer, TimerKind};

@@ -34,34 +34,26 @@ struct Entry {
 /// Deadlines of one tenure.
 #[derive(Debug)]
 pub struct LeaseTable {
-    epoch: u64,
     tenure: Tenure,
     entries: BTreeMap<LeaseId, Entry>,
 }
 
 impl Default for LeaseTable {
     fn default() -> Self {
-        Self { epoch: 0, tenure: Tenure::begin(0), entries: BTreeMap::new() }
+        Self { tenure: Tenure::begin(0), entries: BTreeMap::new() }
     }
 }
 
 impl LeaseTable {
     /// Starts a tenure: the leader has applied its first entry at `now`.
     pub fn begin(&mut self, now: MonoTime) {
-        self.epoch += 1;
         self.tenure = Tenure::begin(now.0);
         self.entries.clear();
     }
 
-    /// The leadership ended: wheel entries of this epoch are stale from now on.
+    /// The leadership ended.
     pub fn end(&mut self) {
-        self.epoch += 1;
         self.entries.clear();
-    }
-
-    /// Tells wheel entries of different tenures apart.
-    pub fn epoch(&self) -> u64 {
-        self.epoch
     }
 
     /// A lease was opened, or renewed in a confirmed round, at `now`.
@@ -139,10 +131,8 @@ mod tests {
         let mut table = LeaseTable::default();
         table.begin(at_ms(1_000));
         table.extend(LEASE, at_ms(1_500));
-        let epoch = table.epoch();
         table.end();
         table.begin(at_ms(9_000));
-        assert_ne!(table.epoch(), epoch);
         assert!(matches!(table.due(LEASE, TTL_MS, at_ms(13_999)), Due::Later(_)));
         assert_eq!(table.due(LEASE, TTL_MS, at_ms(14_100)), Due::Now);
     }

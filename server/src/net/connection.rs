@@ -17,7 +17,7 @@ use leasehold_protocol::request::Request;
 use openraft::AsyncRuntime;
 
 use super::reply::{ReplySink, ReplyTo};
-use crate::env::{ByteReader, ByteWriter, Clock, Env};
+use crate::env::{ByteReader, ByteWriter, Clock, Env, Net};
 use crate::rt::channels::Notify;
 
 /// Bytes read at once.
@@ -26,6 +26,8 @@ const READ_LEN: usize = 64 * 1024;
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often connections are looked at for time-outs.
 const SWEEP_EVERY: Duration = Duration::from_millis(500);
+/// How long a connection that this node ended waits for its client to take the last words.
+const FINISH_LIMIT: Duration = Duration::from_secs(1);
 
 /// What connections need of their node.
 pub trait Front {
@@ -40,7 +42,7 @@ pub trait Front {
 }
 
 /// A connection as its core's other tasks see it.
-pub struct Connection {
+struct Connection {
     front: Rc<dyn Front>,
     conn: RefCell<ServerConn>,
     /// Output, or the end, waits for the writing task.
@@ -48,6 +50,8 @@ pub struct Connection {
     /// Room was made, or the end came, for the reading task.
     room: Notify,
     over: Cell<bool>,
+    /// Reading stopped because the client does not take its replies.
+    paused: Cell<bool>,
 }
 
 impl ReplySink for Connection {
@@ -129,7 +133,8 @@ impl Connections {
 
     /// Ends all connections with `code`.
     pub fn refuse_all(&self, code: ErrorCode) {
-        for connection in self.live.borrow().values() {
+        let live: Vec<_> = self.live.borrow().values().cloned().collect();
+        for connection in live {
             connection.conn.borrow_mut().refuse(ErrorReply::new(code, code.text()));
             connection.end();
         }
@@ -138,8 +143,14 @@ impl Connections {
     /// Ends connections whose time is over, as long as the core lives. One task.
     pub async fn run_deadlines<E: Env>(self: Rc<Self>, clock: E::Clock) {
         loop {
+            let planned = clock.now().after(SWEEP_EVERY);
             E::Rt::sleep(SWEEP_EVERY).await;
-            let now_ns = clock.now().0;
+            let now = clock.now();
+            if now.since(planned) > SWEEP_EVERY {
+                // This process was paused: what its clients sent meanwhile is read first.
+                continue;
+            }
+            let now_ns = now.0;
             let live: Vec<_> = self.live.borrow().values().cloned().collect();
             for connection in live {
                 connection.conn.borrow_mut().tick(now_ns);
@@ -152,8 +163,8 @@ impl Connections {
     pub async fn serve<E: Env>(
         self: Rc<Self>,
         front: Rc<dyn Front>,
-        reader: impl ByteReader,
-        writer: impl ByteWriter,
+        reader: <E::Net as Net>::Reader,
+        writer: <E::Net as Net>::Writer,
         clock: E::Clock,
     ) {
         let id = self.next.get();
@@ -166,6 +177,7 @@ impl Connections {
             output: Notify::new(),
             room: Notify::new(),
             over: Cell::new(false),
+            paused: Cell::new(false),
         });
         if self.live.borrow().len() >= self.max {
             let code = ErrorCode::TOO_MANY_CONNECTIONS;
@@ -178,18 +190,28 @@ impl Connections {
         let writing = write::<E>(Rc::clone(&connection), writer);
         // The writer ends last: it carries out what is left when reading is over.
         let reading = E::Rt::spawn(reading);
-        writing.await;
+        let writer = writing.await;
         connection.end();
-        let _ = reading.await;
+        let reader = reading.await.ok().flatten();
         self.live.borrow_mut().remove(&id);
+        if let (Some(reader), Some(writer)) = (reader, writer) {
+            E::Net::finish(reader, writer, FINISH_LIMIT).await;
+        }
     }
 }
 
-async fn read<E: Env>(connection: Rc<Connection>, mut reader: impl ByteReader, clock: E::Clock) {
+/// Reads until the end; gives the reader back unless the stream ended by itself.
+async fn read<E: Env>(
+    connection: Rc<Connection>,
+    mut reader: <E::Net as Net>::Reader,
+    clock: E::Clock,
+) -> Option<<E::Net as Net>::Reader> {
     let mut buf = vec![0; READ_LEN];
     while !connection.over.get() {
         if !connection.conn.borrow().wants_frames() {
+            connection.paused.set(true);
             connection.room.notified().await;
+            connection.paused.set(false);
             connection.turn();
             continue;
         }
@@ -203,19 +225,26 @@ async fn read<E: Env>(connection: Rc<Connection>, mut reader: impl ByteReader, c
                 connection.conn.borrow_mut().feed(&buf[..len], clock.now().0);
                 connection.turn();
             }
-            _ => break,
+            _ => {
+                connection.end();
+                return None;
+            }
         }
     }
-    connection.end();
+    Some(reader)
 }
 
-async fn write<E: Env>(connection: Rc<Connection>, mut writer: impl ByteWriter) {
+/// Writes until the end; gives the writer back if everything was written.
+async fn write<E: Env>(
+    connection: Rc<Connection>,
+    mut writer: <E::Net as Net>::Writer,
+) -> Option<<E::Net as Net>::Writer> {
     let mut spare = Vec::new();
     loop {
         let output = connection.conn.borrow_mut().take_output(spare);
         if output.is_empty() {
             if connection.over.get() {
-                return;
+                return Some(writer);
             }
             spare = output;
             connection.output.notified().await;
@@ -223,14 +252,14 @@ async fn write<E: Env>(connection: Rc<Connection>, mut writer: impl ByteWriter) 
         }
         match E::Rt::timeout(WRITE_TIMEOUT, writer.write_all(&output)).await {
             Ok(Ok(())) => {}
-            _ => return connection.end(),
+            _ => {
+                connection.end();
+                return None;
+            }
         }
         spare = output;
-        if !connection.conn.borrow().wants_frames() {
-            continue;
+        if connection.paused.get() && connection.conn.borrow().wants_frames() {
+            connection.room.notify_one();
         }
-        // Requests may wait unread because the output was full.
-        connection.turn();
-        connection.room.notify_one();
     }
 }

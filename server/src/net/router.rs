@@ -6,6 +6,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -87,6 +88,8 @@ pub struct Router<E: Env> {
     shards_total: u32,
     shards: BTreeMap<ShardId, Rc<Shard<E>>>,
     peers: Rc<Peers<E>>,
+    /// The founding nodes' client addresses, for a core without a shard to ask.
+    founders: BTreeMap<NodeId, String>,
     hops: Rc<dyn Hops>,
     hopped: RefCell<BTreeMap<u64, ReplyTo>>,
     hopped_peers: RefCell<BTreeMap<u64, OneshotSender<Result<Vec<u8>, ErrorCode>>>>,
@@ -102,6 +105,7 @@ impl<E: Env> Router<E> {
         (cluster, shards_total): (ClusterId, u32),
         shards: Vec<Rc<Shard<E>>>,
         peers: Rc<Peers<E>>,
+        founders: BTreeMap<NodeId, String>,
         hops: Rc<dyn Hops>,
     ) -> Rc<Self> {
         Rc::new(Self {
@@ -111,6 +115,7 @@ impl<E: Env> Router<E> {
             shards_total,
             shards: shards.into_iter().map(|shard| (shard.id(), shard)).collect(),
             peers,
+            founders,
             hops,
             hopped: RefCell::default(),
             hopped_peers: RefCell::default(),
@@ -131,9 +136,9 @@ impl<E: Env> Router<E> {
 
     /// The cluster's nodes and their advertised client addresses.
     pub fn members(&self) -> BTreeMap<NodeId, String> {
-        let members = self.shards.values().next().map(|shard| shard.group().members());
+        let Some(shard) = self.shards.values().next() else { return self.founders.clone() };
         let address = |(node, member): (NodeId, Member)| (node, member.client_addr);
-        members.unwrap_or_default().into_iter().map(address).collect()
+        shard.group().members().into_iter().map(address).collect()
     }
 
     /// The cluster.
@@ -238,8 +243,10 @@ impl<E: Env> Router<E> {
                         Ok(answer) => answer.await,
                         Err(code) => Err(code),
                     };
-                    // A lost answer is a lost message, to Raft.
-                    let _ = router.hops.send(from, Hop::PeerReply { id, answer });
+                    let reply = Hop::PeerReply { id, answer };
+                    if let Err(reply) = router.hops.send(from, reply) {
+                        send_later::<E>(Rc::clone(&router.hops), from, reply).await;
+                    }
                 }));
             }
             Hop::PeerReply { id, answer } => {
@@ -256,7 +263,7 @@ impl<E: Env> Router<E> {
 
     /// Where the answer to another core's request goes.
     pub fn answer_to(&self, core: usize, id: u64) -> ReplyTo {
-        let sink = HopSink { core, hops: Rc::clone(&self.hops) };
+        let sink = HopSink::<E> { core, hops: Rc::clone(&self.hops), env: PhantomData };
         ReplyTo::new(Rc::new(sink), id)
     }
 
@@ -310,16 +317,29 @@ impl<E: Env> Router<E> {
     }
 }
 
-struct HopSink {
+struct HopSink<E> {
     core: usize,
     hops: Rc<dyn Hops>,
+    env: PhantomData<E>,
 }
 
-impl ReplySink for HopSink {
+impl<E: Env> ReplySink for HopSink<E> {
     fn reply(&self, id: u64, reply: &Reply) {
-        // A lane that is full here is drained by its core soon, but must not block this one: the
-        // client's deadline answers then, and its retry finds the outcome.
-        let _ = self.hops.send(self.core, Hop::Reply { id, reply: Box::new(reply.clone()) });
+        let hop = Hop::Reply { id, reply: Box::new(reply.clone()) };
+        if let Err(hop) = self.hops.send(self.core, hop) {
+            // The lane is full: this core must not wait, and the answer must not be lost.
+            drop(E::Rt::spawn(send_later::<E>(Rc::clone(&self.hops), self.core, hop)));
+        }
+    }
+}
+
+/// Gives up only when the other core is gone for longer than any request waits.
+async fn send_later<E: Env>(hops: Rc<dyn Hops>, core: usize, mut hop: Hop) {
+    const TRIES_MAX: u32 = 60_000;
+    for _ in 0..TRIES_MAX {
+        let Err(back) = hops.send(core, hop) else { return };
+        hop = back;
+        E::Rt::sleep(Duration::from_millis(1)).await;
     }
 }
 

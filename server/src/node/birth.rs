@@ -23,16 +23,16 @@ type Rt = <Production as Env>::Rt;
 const ASK_TIMEOUT: Duration = Duration::from_millis(1_000);
 
 /// The machine and where its promise is kept; shared with the service that answers peers.
-pub struct Founding {
+pub(super) struct Founding {
     /// The machine.
-    pub birth: RefCell<Birth>,
+    pub(super) birth: RefCell<Birth>,
     /// The data directory.
-    pub dir: RefCell<DataDir>,
+    pub(super) dir: RefCell<DataDir>,
 }
 
 impl Founding {
     /// For this node, from its configuration and its stored promise.
-    pub fn new(config: &Config, who: &Who, dir: DataDir) -> Result<Rc<Self>, BirthError> {
+    pub(super) fn new(config: &Config, who: &Who, dir: DataDir) -> Result<Rc<Self>, BirthError> {
         let me = BirthMember {
             node: who.owner.node,
             disk: who.owner.disk,
@@ -50,7 +50,7 @@ impl Founding {
     }
 
     /// Returns the record once this node may run its shards.
-    pub async fn run(
+    pub(super) async fn run(
         &self,
         config: &Config,
         peers: Rc<Peers<Production>>,

@@ -1,11 +1,13 @@
 //! One core: its WAL, its Raft groups, its shards, its connections.
 
 use std::cell::RefCell;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use leasehold_core::State;
 use leasehold_protocol::birth::BirthRecord;
 use leasehold_protocol::command::Command;
@@ -18,6 +20,7 @@ use openraft::AsyncRuntime;
 
 use super::birth::Founding;
 use super::service::CoreService;
+use super::stop::{Barrier, die};
 use super::{Production, ToCore, publish};
 use crate::admin::{CoreHandle, Counter, Metrics, Phase};
 use crate::config::Config;
@@ -27,7 +30,7 @@ use crate::error::{Exit, NodeError};
 use crate::identity::{DataDir, Owner};
 use crate::lease::CoreWheel;
 use crate::net::{Connections, Front, Hop, Hops, ReplyTo, Router};
-use crate::raft::{ApplySink, Group, GroupSpec, Identity, Member, Peers, Timings};
+use crate::raft::{ApplySink, Group, GroupFailed, GroupSpec, Identity, Member, Peers, Timings};
 use crate::rt::clock::OsClock;
 use crate::rt::executor::Core;
 use crate::rt::hop::{Mailbox, Ports};
@@ -40,42 +43,53 @@ type Rt = <Production as Env>::Rt;
 
 /// Stopping takes at most this long; what is not handed over by then is found by an election.
 const STOP_TIMEOUT: Duration = Duration::from_millis(3_000);
+/// Ending the engines and sealing the log takes at most this long; a restart needs neither.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(1_000);
 
 /// Who this process is.
 #[derive(Clone, Debug)]
-pub struct Who {
+pub(super) struct Who {
     /// Whose data directory it uses.
-    pub owner: Owner,
+    pub(super) owner: Owner,
     /// How often that directory was opened.
-    pub boot: u64,
+    pub(super) boot: u64,
     /// This process's own.
-    pub nonce: [u8; 16],
+    pub(super) nonce: [u8; 16],
     /// The cluster secret; empty for a single node without one.
-    pub secret: Arc<[u8]>,
+    pub(super) secret: Arc<[u8]>,
 }
 
 /// What a core needs to run.
-pub struct CoreInput {
+pub(super) struct CoreInput {
     /// The configuration.
-    pub config: Arc<Config>,
+    pub(super) config: Arc<Config>,
     /// Who this process is.
-    pub who: Who,
+    pub(super) who: Who,
     /// On core 0: the data directory.
-    pub dir: Option<DataDir>,
+    pub(super) dir: Option<DataDir>,
     /// This core's part of it.
-    pub core_dir: PathBuf,
+    pub(super) core_dir: PathBuf,
     /// What other threads tell this core.
-    pub inbox: Inbox<ToCore>,
+    pub(super) inbox: Inbox<ToCore>,
     /// To all cores' inboxes.
-    pub posts: Vec<Post<ToCore>>,
+    pub(super) posts: Vec<Post<ToCore>>,
     /// The lanes to the other cores.
-    pub ports: Ports<Hop>,
+    pub(super) ports: Ports<Hop>,
     /// Where figures go.
-    pub metrics: Arc<Metrics>,
+    pub(super) metrics: Arc<Metrics>,
+    /// Where the cores wait for each other before they stop.
+    pub(super) handed_over: Arc<Barrier>,
 }
 
-/// A core's main future. Returns after an orderly stop.
-pub async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
+/// A core's main future. Returns after an orderly stop. A core that cannot run ends the process:
+/// the others must not serve half of the shards.
+pub(super) async fn run(core: Core, input: CoreInput) {
+    if let Err(error) = serve(core, input).await {
+        die(error.exit(), error);
+    }
+}
+
+async fn serve(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
     let peers = peers(&core, &input);
     let founding = match input.dir.take() {
         Some(dir) => Some(Founding::new(&input.config, &input.who, dir)?),
@@ -83,8 +97,9 @@ pub async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
     };
     let service = CoreService::new(founding.clone());
     peers.set_service(Rc::clone(&service) as _);
-    let mut early = Vec::new();
-    let record = match founded(&mut input, founding.as_ref(), &peers, &mut early).await? {
+    let connections =
+        Connections::new(input.config.process.client_connections_max.div_ceil(core.count));
+    let record = match founded(&mut input, founding.as_ref(), &peers, &connections).await? {
         Some(record) => record,
         None => return Ok(()),
     };
@@ -102,6 +117,7 @@ pub async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
         (record.cluster, record.shards),
         shards.clone(),
         Rc::clone(&peers),
+        record.members.iter().map(|m| (m.node, m.client_addr.clone())).collect(),
         hops,
     );
     let running = Running {
@@ -109,7 +125,8 @@ pub async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
         shards,
         router: Rc::clone(&router),
         peers,
-        connections: Connections::new(input.config.process.client_connections_max),
+        handed_over: Arc::clone(&input.handed_over),
+        connections,
         front: Rc::new(NodeFront {
             router: Rc::clone(&router),
             record: Rc::clone(&record),
@@ -124,7 +141,7 @@ pub async fn run(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
     if core.id == 0 {
         input.metrics.health().enter(Phase::Running);
     }
-    running.serve(&mut input.inbox, early).await;
+    running.serve(&mut input.inbox).await;
     running.stop().await
 }
 
@@ -146,13 +163,13 @@ fn peers(core: &Core, input: &CoreInput) -> Rc<Peers<Production>> {
     peers
 }
 
-/// Waits until the cluster is founded, serving peers meanwhile; clients wait in `early`. `None`
-/// if the process is asked to stop before.
+/// Waits until the cluster is founded, serving peers meanwhile; clients are answered `not_ready`.
+/// `None` if the process is asked to stop before.
 async fn founded(
     input: &mut CoreInput,
     founding: Option<&Rc<Founding>>,
     peers: &Rc<Peers<Production>>,
-    early: &mut Vec<ToCore>,
+    connections: &Rc<Connections>,
 ) -> Result<Option<Rc<BirthRecord>>, NodeError> {
     let config = Arc::clone(&input.config);
     let run = async {
@@ -175,8 +192,9 @@ async fn founded(
             openraft_rt::Select2::Second(message) => match message {
                 Some(ToCore::Founded(record)) => return Ok(Some(Rc::new((*record).clone()))),
                 Some(ToCore::Peer(socket)) => serve_peer(peers, socket),
-                Some(client @ ToCore::Client(_)) if early.len() < 1024 => early.push(client),
-                Some(ToCore::Client(_)) => {}
+                Some(ToCore::Client(socket)) => {
+                    serve_client(connections, Rc::new(EarlyFront), socket);
+                }
                 Some(ToCore::Stop) | None => return Ok(None),
             },
         }
@@ -186,7 +204,32 @@ async fn founded(
     }
 }
 
-fn serve_peer(peers: &Rc<Peers<Production>>, socket: std::os::fd::OwnedFd) {
+fn serve_client(connections: &Rc<Connections>, front: Rc<dyn Front>, socket: OwnedFd) {
+    let (reader, writer) = adopt(socket);
+    let connections = Rc::clone(connections);
+    drop(Rt::spawn(connections.serve::<Production>(front, reader, writer, OsClock)));
+}
+
+/// The front of a node whose cluster is not founded, or has not admitted it.
+struct EarlyFront;
+
+impl Front for EarlyFront {
+    fn cluster(&self) -> ClusterId {
+        ClusterId::UNKNOWN
+    }
+
+    fn hello(&self) -> Result<ServerHello, ErrorCode> {
+        Err(ErrorCode::NOT_READY)
+    }
+
+    fn request(&self, _request: Request, to: ReplyTo) {
+        to.error(ErrorCode::NOT_READY, NodeId(0));
+    }
+
+    fn answered(&self, _reply: &Reply) {}
+}
+
+fn serve_peer(peers: &Rc<Peers<Production>>, socket: OwnedFd) {
     let peers = Rc::clone(peers);
     let (reader, writer) = adopt(socket);
     drop(Rt::spawn(async move { peers.serve(reader, writer).await }));
@@ -356,6 +399,7 @@ struct Running {
     peers: Rc<Peers<Production>>,
     connections: Rc<Connections>,
     front: Rc<NodeFront>,
+    handed_over: Arc<Barrier>,
 }
 
 impl Running {
@@ -404,8 +448,7 @@ impl Running {
         Ok(())
     }
 
-    async fn serve(&self, inbox: &mut Inbox<ToCore>, early: Vec<ToCore>) {
-        early.into_iter().for_each(|message| self.take(message));
+    async fn serve(&self, inbox: &mut Inbox<ToCore>) {
         while let Some(message) = inbox.recv().await {
             if matches!(message, ToCore::Stop) {
                 return;
@@ -417,14 +460,7 @@ impl Running {
     fn take(&self, message: ToCore) {
         match message {
             ToCore::Client(socket) => {
-                let (reader, writer) = adopt(socket);
-                let serve = Rc::clone(&self.connections).serve::<Production>(
-                    Rc::clone(&self.front) as _,
-                    reader,
-                    writer,
-                    OsClock,
-                );
-                drop(Rt::spawn(serve));
+                serve_client(&self.connections, Rc::clone(&self.front) as _, socket);
             }
             ToCore::Peer(socket) => serve_peer(&self.peers, socket),
             ToCore::Founded(_) | ToCore::Stop => {}
@@ -435,39 +471,49 @@ impl Running {
     /// go on elsewhere.
     async fn stop(&self) -> Result<(), NodeError> {
         self.shards.iter().for_each(|shard| shard.stop());
-        let hand_over = async {
-            for shard in &self.shards {
-                if shard.group().leadership().is_some() && self.router.members().len() > 1 {
-                    let moved = shard.group().transfer(None).await;
-                    if let Err(error) = moved {
-                        tracing::warn!(shard = shard.id().0, "leadership not handed over: {error}");
-                    }
-                }
-            }
-        };
+        let hand_over = join_all(self.shards.iter().map(|shard| hand_over(shard)));
         if Rt::timeout(STOP_TIMEOUT, hand_over).await.is_err() {
             tracing::warn!("leadership not handed over in time");
         }
+        self.handed_over.arrive().await;
         self.connections.refuse_all(ErrorCode::SHUTTING_DOWN);
-        for shard in &self.shards {
-            shard.group().shutdown().await;
+        let close = async {
+            join_all(self.shards.iter().map(|shard| shard.group().shutdown())).await;
+            self.wal.close().await
+        };
+        match Rt::timeout(CLOSE_TIMEOUT, close).await {
+            Ok(closed) => closed.map_err(|error| NodeError::Storage(error.to_string())),
+            Err(_) => Err(NodeError::Storage("the log was not closed in time".to_owned())),
         }
-        self.wal.close().await.map_err(|error| NodeError::Storage(error.to_string()))
+    }
+}
+
+async fn hand_over(shard: &Rc<Shard<Production>>) {
+    if shard.group().leadership().is_none() || shard.group().members().len() < 2 {
+        return;
+    }
+    if let Err(error) = shard.group().transfer(None).await {
+        tracing::warn!(shard = shard.id().0, "leadership not handed over: {error}");
     }
 }
 
 /// A failed log ends the process: nothing may be acknowledged, voted or renewed any more.
 async fn end_on_failure(wal: Wal<Production>) {
     let failure = wal.until_failed().await;
-    tracing::error!("the write-ahead log failed, stopping: {failure}");
-    std::process::exit(i32::from(Exit::StorageFailed.code()));
+    die(Exit::StorageFailed, format_args!("the write-ahead log failed: {failure}"));
 }
 
 /// A stopped engine answers nobody; a restart begins from what is on disk.
 async fn end_on_engine_failure(shard: Rc<Shard<Production>>) {
     let reason = shard.group().failed().await;
-    tracing::error!(shard = shard.id().0, "the Raft engine stopped, stopping: {reason}");
-    std::process::exit(i32::from(Exit::Internal.code()));
+    if shard.is_stopping() {
+        return;
+    }
+    let exit = match reason {
+        GroupFailed::Storage(_) => Exit::StorageFailed,
+        _ => Exit::Internal,
+    };
+    die(exit, format_args!("shard {} stopped: {reason}", shard.id()));
 }
 
 async fn hops(router: Rc<Router<Production>>, mut mailbox: Mailbox<Hop>) {

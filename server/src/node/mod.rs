@@ -10,6 +10,7 @@ mod core;
 mod lanes;
 mod publish;
 mod service;
+mod stop;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -30,7 +31,7 @@ use crate::rt::clock::OsClock;
 use crate::rt::executor::{self, CorePlacement, ExecutorConfig, StartError};
 use crate::rt::glommio::GlommioRt;
 use crate::rt::hop;
-use crate::rt::inbox::{Post, inbox};
+use crate::rt::inbox::{Post, PostError, inbox};
 use crate::rt::net::{Acceptor, ListenError, Listener, TcpNet};
 use crate::shutdown::Shutdown;
 
@@ -81,6 +82,7 @@ pub fn run(config: Config, shutdown: Shutdown, metrics: Arc<Metrics>) -> Result<
         (0..config.process.cores).map(|core| dir.core_dir(core)).collect::<Result<Vec<_>, _>>()?;
     let who =
         core::Who { owner: dir.owner().clone(), boot: dir.boot(), nonce: dir.nonce(), secret };
+    let handed_over = Arc::new(stop::Barrier::new(cores));
     let mut dir = Some(dir);
     let inputs = inboxes
         .into_iter()
@@ -96,6 +98,7 @@ pub fn run(config: Config, shutdown: Shutdown, metrics: Arc<Metrics>) -> Result<
             posts: posts.clone(),
             ports,
             metrics: Arc::clone(&metrics),
+            handed_over: Arc::clone(&handed_over),
         })
         .collect();
     let executors = executor::start(&executors(&config), inputs, core::run).map_err(start_error)?;
@@ -111,13 +114,13 @@ pub fn run(config: Config, shutdown: Shutdown, metrics: Arc<Metrics>) -> Result<
         shutdown.wait();
         metrics.health().enter(Phase::Stopping);
         for post in &posts {
-            while post.try_send(ToCore::Stop).is_err() {
+            while let Err(PostError::Full(_)) = post.try_send(ToCore::Stop) {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
     });
     for ended in executors.join() {
-        ended.map_err(NodeError::internal)??;
+        ended.map_err(NodeError::internal)?;
     }
     stopper.join().map_err(|_| NodeError::internal("the shutdown thread failed"))?;
     tracing::info!("stopped");

@@ -21,7 +21,7 @@ const EVERY: Duration = Duration::from_millis(250);
 const NS_PER_US: u64 = 1_000;
 
 /// Reports, as long as the core lives. One task.
-pub async fn run(
+pub(super) async fn run(
     metrics: CoreHandle,
     router: Rc<Router<Production>>,
     connections: Rc<Connections>,
@@ -88,7 +88,7 @@ fn publish_wal(metrics: &CoreHandle, wal: &Wal<Production>) {
 
 /// Publishes each core's longest gap between two turns of its loop; a thread of its own, because
 /// a stalled core cannot.
-pub fn watch_stalls(gauges: Vec<Arc<CoreGauges>>, metrics: Arc<Metrics>) {
+pub(super) fn watch_stalls(gauges: Vec<Arc<CoreGauges>>, metrics: Arc<Metrics>) {
     std::thread::spawn(move || {
         loop {
             std::thread::sleep(Duration::from_secs(1));

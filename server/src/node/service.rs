@@ -11,12 +11,13 @@ use leasehold_protocol::peer;
 
 use super::Production;
 use super::birth::Founding;
+use super::stop::die;
 use crate::net::{ForwardService, Router};
 use crate::raft::{PeerInfo, PeerService};
 use crate::shard::FORWARD_KIND;
 
 /// One core's service.
-pub struct CoreService {
+pub(super) struct CoreService {
     /// On core 0 only.
     founding: Option<Rc<Founding>>,
     forward: RefCell<Option<Rc<ForwardService<Production>>>>,
@@ -24,12 +25,12 @@ pub struct CoreService {
 
 impl CoreService {
     /// Serves the birth only, until `open`.
-    pub fn new(founding: Option<Rc<Founding>>) -> Rc<Self> {
+    pub(super) fn new(founding: Option<Rc<Founding>>) -> Rc<Self> {
         Rc::new(Self { founding, forward: RefCell::default() })
     }
 
     /// The shards run: forwarded requests are taken from now on.
-    pub fn open(&self, router: Rc<Router<Production>>) {
+    pub(super) fn open(&self, router: Rc<Router<Production>>) {
         self.forward.replace(Some(Rc::new(ForwardService::new(router))));
     }
 
@@ -39,8 +40,7 @@ impl CoreService {
         let served = founding.birth.borrow_mut().serve(kind, body, &mut *dir);
         served.unwrap_or_else(|error| {
             // The promise may or may not be on disk: only a restart can tell.
-            tracing::error!("birth: {error}");
-            std::process::exit(i32::from(error.exit().code()))
+            die(error.exit(), format_args!("birth: {error}"))
         })
     }
 }

@@ -5,6 +5,7 @@
 //! what earlier leaders committed.
 
 use std::cell::RefCell;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
@@ -12,30 +13,35 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesOrdered;
 use leasehold_core::State;
 use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::peer;
 use leasehold_protocol::reply::Role;
 use openraft::async_runtime::{Select2, WatchReceiver};
-use openraft::errors::{ClientWriteError, ForwardReason, InitializeError, RaftError};
+use openraft::errors::{ClientWriteError, Fatal, ForwardReason, InitializeError, RaftError};
 use openraft::impls::OneshotResponder;
 use openraft::{AsyncRuntime, Raft, ServerState};
 
 use super::machine::{ApplySink, Machine, Progress};
 use super::network::Network;
-use super::peers::{Class, Peers};
+use super::peers::{Class, Peers, RaftService};
 use super::rounds::{Ended, Rounds};
 use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
 use super::spec::{GroupSpec, SpecError};
 use super::storage::{Log, LogDamaged};
-use super::types::{EntryData, Leadership, LogId, Member, RaftTypes};
+use super::types::{EntryData, Leadership, LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
-/// Longest batch that is proposed, in bytes.
-pub const BATCH_LEN_MAX: usize = 1024 * 1024;
+/// Longest batch that is proposed, in bytes. A WAL takes it if its segments have 1 MiB or more.
+pub const BATCH_LEN_MAX: usize = 128 * 1024;
+
+/// Longest wait for a snapshot before its log is cut; it goes on by itself.
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Why a group was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -139,6 +145,21 @@ pub enum TransferError {
     Stopped,
 }
 
+/// Why a group stopped by itself. Its node must exit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupFailed {
+    /// The disk, under a snapshot or under the log.
+    #[error("the storage failed: {0}")]
+    Storage(String),
+    /// A committed entry is not understood: a restart of this version meets it again.
+    #[error("{0}")]
+    NotUnderstood(String),
+    /// Anything else.
+    #[error("the engine stopped: {0}")]
+    Engine(String),
+}
+
 /// What a group looks like from here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
@@ -166,7 +187,11 @@ pub struct Group<E: Env> {
     pub(super) rounds: Rc<Rounds>,
     pub(super) peers: Rc<Peers<E>>,
     pub(super) snapshots: Rc<Snapshots<E>>,
-    pub(super) receiving: RefCell<Option<Receiving<E>>>,
+    /// The snapshot that is on its way here, and the vote of the leader that sends it.
+    pub(super) receiving: RefCell<Option<(Vote, Receiving<E>)>>,
+    progress: Rc<Progress>,
+    /// Why the group stopped by itself, if the engine does not know.
+    broken: RefCell<Option<GroupFailed>>,
     stopped: Rc<Signal>,
 }
 
@@ -175,7 +200,6 @@ impl<E: Env> Group<E> {
     ///
     /// `state` is replaced by the newest sound snapshot's, and everything known to be committed is
     /// applied to it, before this returns. It must not be borrowed across an await.
-    #[expect(clippy::too_many_arguments, reason = "each is a part that somebody else owns")]
     pub async fn open(
         spec: GroupSpec,
         wal: WalShard<E>,
@@ -203,11 +227,23 @@ impl<E: Env> Group<E> {
         let raft = Raft::new(spec.node.0, config, network, log.clone(), machine)
             .await
             .map_err(|error| GroupError::Engine(error.to_string()))?;
-        let (stopped, receiving) = (Rc::default(), RefCell::default());
-        let group = Rc::new(Self { spec, raft, log, rounds, peers, snapshots, receiving, stopped });
-        group.peers.register(group.spec.shard, group.clone());
-        group.clone().start_rounds();
-        group.clone().start_snapshots(progress);
+        let (stopped, receiving, broken) = (Rc::default(), RefCell::default(), RefCell::default());
+        let group = Rc::new(Self {
+            spec,
+            raft,
+            log,
+            rounds,
+            peers,
+            snapshots,
+            receiving,
+            progress,
+            broken,
+            stopped,
+        });
+        let service: Rc<dyn RaftService> = group.clone();
+        group.peers.register(group.spec.shard, Rc::downgrade(&service));
+        group.start_rounds();
+        group.start_snapshots();
         Ok(group)
     }
 
@@ -235,7 +271,13 @@ impl<E: Env> Group<E> {
         metrics.borrow_and_update();
         async move {
             let changed = rounds.changed().since(version);
-            E::Rt::select2(changed, metrics.changed()).await;
+            let engine = async {
+                if metrics.changed().await.is_err() {
+                    // The engine stopped: this group's leadership will not change any more.
+                    std::future::pending::<()>().await;
+                }
+            };
+            E::Rt::select2(changed, engine).await;
         }
     }
 
@@ -273,19 +315,14 @@ impl<E: Env> Group<E> {
     }
 
     /// Waits for a confirmed round that began after this call (DESIGN §5): at a moment after the
-    /// call, no other leader had been elected; and everything committed before the call is applied
-    /// here. One round serves all who wait; the caller bounds
-    /// how long it waits, and acts on the answer before it awaits anything else.
+    /// call, no other leader had been elected; and whatever any node told a client before the call
+    /// is applied here. One round serves all who wait; the caller bounds how long it waits, and
+    /// acts on the answer before it awaits anything else.
     pub async fn confirm(&self, leadership: Leadership) -> Result<(), ConfirmError> {
         if self.leadership() != Some(leadership) {
             return Err(ConfirmError::NotLeader);
         }
-        let committed = self.raft.watch_commit_progress().get();
-        self.rounds.confirm(leadership).await.map_err(|Ended| ConfirmError::NotLeader)?;
-        // A follower may have applied, and told its client, what this node has committed but not
-        // applied yet.
-        let applied = self.raft.watch_apply_progress().wait_until_ge(&committed).await;
-        applied.map(|_| ()).map_err(|_| ConfirmError::NotLeader)
+        self.rounds.confirm(leadership).await.map_err(|Ended| ConfirmError::NotLeader)
     }
 
     /// The effective membership's nodes; voters and learners.
@@ -318,17 +355,14 @@ impl<E: Env> Group<E> {
         }
     }
 
-    /// Moves leadership to `to`, or to the voter that is furthest, and waits until somebody else
-    /// leads. Writes are refused meanwhile.
+    /// Moves leadership to `to`, or to the voter that is furthest among those that answer, and
+    /// waits until somebody else leads. Writes are refused meanwhile.
     pub async fn transfer(&self, to: Option<NodeId>) -> Result<NodeId, TransferError> {
         if !self.raft.is_leader() {
             return Err(TransferError::NotLeader { hint: self.leader_hint() });
         }
-        let to = self.transfer_target(to)?;
         let patience = 2 * self.spec.timings.election_max;
-        // A target that is down would cost a whole election: the present leader stops at once.
-        let asked = self.peers.call(to, Class::Heartbeat, peer::PING, &[], patience).await;
-        asked.map_err(|_| TransferError::Unreachable(to))?;
+        let to = self.first_that_answers(self.transfer_targets(to)?, patience).await?;
         let moved = self.raft.trigger().transfer_leader(to.0).await;
         moved.map_err(|_| TransferError::Stopped)?;
         let other = async {
@@ -345,40 +379,79 @@ impl<E: Env> Group<E> {
         waited.map_err(|_| TransferError::TimedOut)
     }
 
-    fn transfer_target(&self, to: Option<NodeId>) -> Result<NodeId, TransferError> {
+    /// The first of `targets` that answers. All are asked at once: one that is down costs its
+    /// patience, not the others' too. Without this it would cost a whole election, because the
+    /// present leader stops before the target begins.
+    async fn first_that_answers(
+        &self,
+        targets: Vec<NodeId>,
+        patience: Duration,
+    ) -> Result<NodeId, TransferError> {
+        let ask = |target: NodeId| async move {
+            let asked = self.peers.call(target, Class::Heartbeat, peer::PING, &[], patience).await;
+            asked.is_ok().then_some(target)
+        };
+        let mut asked: FuturesOrdered<_> = targets.iter().map(|target| ask(*target)).collect();
+        while let Some(answered) = asked.next().await {
+            if let Some(target) = answered {
+                return Ok(target);
+            }
+        }
+        let furthest = targets.first().ok_or(TransferError::NoSuchVoter)?;
+        Err(TransferError::Unreachable(*furthest))
+    }
+
+    /// `to` alone, or all other voters, the furthest first; never none.
+    fn transfer_targets(&self, to: Option<NodeId>) -> Result<Vec<NodeId>, TransferError> {
         let metrics = self.raft.metrics();
         let metrics = metrics.borrow_watched();
         let membership = metrics.membership_config.membership();
-        let others = membership.voter_ids().filter(|voter| *voter != self.spec.node.0);
+        let voters = membership.voter_ids().filter(|voter| *voter != self.spec.node.0);
         let matched = |voter: &u64| {
             let replication = metrics.replication.as_ref();
             replication.and_then(|matched| matched.get(voter).copied().flatten())
         };
-        match to {
-            Some(to) => others.into_iter().find(|voter| *voter == to.0),
-            None => others.max_by_key(matched),
+        let wanted = |voter: &u64| to.is_none_or(|to| to.0 == *voter);
+        let mut targets: Vec<u64> = voters.filter(wanted).collect();
+        targets.sort_by_key(|voter| Reverse(matched(voter)));
+        if targets.is_empty() {
+            return Err(TransferError::NoSuchVoter);
         }
-        .map(NodeId)
-        .ok_or(TransferError::NoSuchVoter)
+        Ok(targets.into_iter().map(NodeId).collect())
     }
 
-    /// Asks for a snapshot now; one that is being built already will do.
+    /// Takes a snapshot now and cuts the log, so that neither the WAL nor memory keeps more than
+    /// is needed. What stays connects to the snapshot before this one.
     pub async fn trigger_snapshot(&self) {
         // A stopped engine says so through `failed`.
-        let _stopped = self.raft.trigger().snapshot().await;
+        let _stopped = compact::<E>(&self.raft, &self.snapshots).await;
     }
 
-    /// Resolves, with the reason, when the engine stopped by itself: the node must exit.
-    pub async fn failed(&self) -> String {
-        let mut metrics = self.raft.metrics();
-        loop {
-            if let Err(fatal) = &metrics.borrow_and_update().running_state {
-                return fatal.to_string();
-            }
-            if metrics.changed().await.is_err() {
-                return "the engine is gone".to_owned();
-            }
+    /// Resolves, with the reason, when the group stopped: the node must exit. After `shutdown` it
+    /// resolves too.
+    pub async fn failed(&self) -> GroupFailed {
+        // Of the engine's channels the one that changes with elections only: all close at its end.
+        let mut end = self.raft.server_metrics();
+        while end.changed().await.is_ok() {}
+        if let Some(failed) = self.broken.borrow().clone() {
+            return failed;
         }
+        if let Some(reason) = self.progress.not_understood() {
+            return GroupFailed::NotUnderstood(reason);
+        }
+        match &self.raft.metrics().borrow_watched().running_state {
+            Err(Fatal::StorageError(error)) => GroupFailed::Storage(error.to_string()),
+            Err(fatal) => GroupFailed::Engine(fatal.to_string()),
+            Ok(()) => GroupFailed::Engine("it is gone".to_owned()),
+        }
+    }
+
+    /// The disk failed under a snapshot: the group stops at once and for good.
+    pub(super) async fn disk_failed(&self, error: &io::Error) {
+        self.rounds.fail();
+        let failed = GroupFailed::Storage(format!("a snapshot: {error}"));
+        self.broken.borrow_mut().get_or_insert(failed);
+        self.shutdown().await;
     }
 
     /// Stops the group. Its proposals end as `Unknown`.
@@ -391,7 +464,7 @@ impl<E: Env> Group<E> {
     }
 
     /// The task that starts an extra round when somebody waits for one: one at a time.
-    fn start_rounds(self: Rc<Self>) {
+    fn start_rounds(&self) {
         let (raft, rounds, stopped) =
             (self.raft.clone(), self.rounds.clone(), self.stopped.clone());
         let heartbeat = self.spec.timings.heartbeat;
@@ -409,19 +482,43 @@ impl<E: Env> Group<E> {
     }
 
     /// The task that takes a snapshot when many bytes were applied.
-    fn start_snapshots(self: Rc<Self>, progress: Rc<Progress>) {
-        let (raft, stopped) = (self.raft.clone(), self.stopped.clone());
+    fn start_snapshots(&self) {
+        let (raft, snapshots) = (self.raft.clone(), self.snapshots.clone());
+        let progress = self.progress.clone();
         let work = async move {
             loop {
                 let version = progress.snapshot_due.version();
                 progress.snapshot_due.since(version).await;
-                if raft.trigger().snapshot().await.is_err() {
+                if compact::<E>(&raft, &snapshots).await.is_err() {
                     return;
                 }
             }
         };
-        drop(E::Rt::spawn(until_stopped::<E>(stopped, work)));
+        drop(E::Rt::spawn(until_stopped::<E>(self.stopped.clone(), work)));
     }
+}
+
+/// Takes a snapshot that covers what is applied now, and cuts the log after the one before it.
+async fn compact<E: Env>(
+    raft: &Engine<E>,
+    snapshots: &Snapshots<E>,
+) -> Result<(), Fatal<RaftTypes<E>>> {
+    let mut metrics = raft.metrics();
+    let applied = metrics.borrow_watched().last_applied;
+    raft.trigger().snapshot().await?;
+    let taken = async {
+        while metrics.borrow_and_update().snapshot < applied {
+            if metrics.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    if E::Rt::timeout(SNAPSHOT_TIMEOUT, taken).await.is_ok()
+        && let Some(upto) = snapshots.previous().and_then(|meta| meta.last_log_id)
+    {
+        raft.trigger().purge_log(upto.index).await?;
+    }
+    Ok(())
 }
 
 async fn until_stopped<E: Env>(stopped: Rc<Signal>, work: impl Future<Output = ()>) {

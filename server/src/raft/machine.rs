@@ -41,12 +41,20 @@ pub(crate) struct Progress {
     /// Raised when they reach the limit.
     pub(crate) snapshot_due: Signal,
     snapshot_bytes: u64,
+    /// Why an entry was not applied, once there was one.
+    not_understood: RefCell<Option<String>>,
 }
 
 impl Progress {
     pub(crate) fn new(snapshot_bytes: u64) -> Rc<Self> {
         let since_snapshot = Cell::new(0);
-        Rc::new(Self { since_snapshot, snapshot_due: Signal::default(), snapshot_bytes })
+        let (snapshot_due, not_understood) = (Signal::default(), RefCell::default());
+        Rc::new(Self { since_snapshot, snapshot_due, snapshot_bytes, not_understood })
+    }
+
+    /// Why an entry was not applied, if that stopped the group.
+    pub(crate) fn not_understood(&self) -> Option<String> {
+        self.not_understood.borrow().clone()
     }
 
     fn applied(&self, bytes: usize) {
@@ -96,8 +104,9 @@ impl<E: Env> Machine<E> {
     fn replace(&mut self, meta: &SnapshotMeta, state: State) {
         self.state.replace(state);
         self.applied = meta.last_log_id;
+        meta.last_log_id.iter().for_each(|last| self.rounds.applied(last));
         self.membership = meta.last_membership.clone();
-        self.log.snapshot_membership(&self.membership);
+        self.log.snapshot_membership(self.applied, &self.membership);
         self.progress.since_snapshot.set(0);
         self.sink.installed(&self.state.borrow());
     }
@@ -121,6 +130,7 @@ impl<E: Env> Machine<E> {
                 "the entry at {at} is not understood: {error}; if a newer version wrote it, run \
                  that version on this node"
             );
+            self.progress.not_understood.replace(Some(text.clone()));
             io::Error::new(io::ErrorKind::InvalidData, text)
         })?;
         self.events.clear();
@@ -148,7 +158,7 @@ impl<E: Env> RaftStateMachine<RaftTypes<E>> for Machine<E> {
         let mut turn = 0;
         while let Some(next) = entries.next().await {
             let (entry, responder) = next?;
-            let leader = entry.log_id.leader_id;
+            let at = entry.log_id;
             let applied = self.apply_entry(entry)?;
             turn += applied.0.len();
             let any = !applied.0.is_empty();
@@ -158,7 +168,7 @@ impl<E: Env> RaftStateMachine<RaftTypes<E>> for Machine<E> {
             if any {
                 self.sink.applied(&self.state.borrow(), &self.events);
             }
-            self.rounds.applied(&leader);
+            self.rounds.applied(&at);
             if turn >= COMMANDS_PER_TURN {
                 turn = 0;
                 RaftTypes::<E>::yield_now().await;

@@ -3,7 +3,8 @@
 //! Replication is pipelined: several requests are under way, answers are matched by id and handed
 //! to the engine in order. Heartbeats, votes and transfers are single calls on a connection of
 //! their own, so they never wait behind bulk; giving up on one leaves the connection usable.
-//! Every append carries a stamp of `Rounds`, and only its own accepting answer credits it.
+//! Every append carries a stamp of `Rounds`, and only its own accepting answer credits it. Answers
+//! are checked like requests: the engine believes, and keeps, what it is told.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -28,8 +29,9 @@ use openraft::raft::{
 };
 use openraft::{AsyncRuntime, async_runtime::Select2};
 
+use super::checks::{AnswerSane, ballot_sane, sane};
 use super::convert;
-use super::peers::{Answer, Class, PeerError, Peers, SILENCE_MAX};
+use super::peers::{Answer, Class, PeerError, Peers};
 use super::rounds::{Rounds, Stamp};
 use super::snapshot::{Built, SnapshotFile};
 use super::types::{LogId, Member, RaftTypes, Vote};
@@ -41,7 +43,7 @@ const PIPELINE_MAX: usize = 32;
 const PIPELINE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Longest wait for the answer to one step of a snapshot; the last one includes its installation.
 const SNAPSHOT_STEP_TIMEOUT: Duration = Duration::from_secs(10);
-const SNAPSHOT_INSTALL_TIMEOUT: Duration = Duration::from_secs(60);
+const SNAPSHOT_INSTALL_TIMEOUT: Duration = Duration::from_mins(1);
 /// Waits of the engine between attempts to reach a follower.
 const BACK_OFF: [Duration; 4] = [
     Duration::from_millis(50),
@@ -107,6 +109,7 @@ impl<E: Env> Clone for Client<E> {
 
 /// An append that was queued.
 struct Sent {
+    vote: Vote,
     previous: Option<LogId>,
     last: Option<LogId>,
     bytes: usize,
@@ -116,8 +119,9 @@ struct Sent {
 
 fn rpc_error<E: Env>(error: &PeerError) -> RPCError<C<E>> {
     match error {
-        // Waiting does not help with an answer that never comes, connecting anew may.
-        PeerError::Closed | PeerError::TimedOut | PeerError::Busy | PeerError::Superseded => {
+        // Waiting does not help with an answer that never comes, connecting anew may. It does help
+        // with a connection that is full: what it carries must get away first.
+        PeerError::Closed | PeerError::TimedOut | PeerError::Superseded => {
             RPCError::Network(NetworkError::new(error))
         }
         _ => RPCError::Unreachable(Unreachable::new(error)),
@@ -137,7 +141,7 @@ impl<E: Env> Client<E> {
         self.peers.send(node, Some(self.disk), class, kind, stamp, write).await
     }
 
-    async fn call<T: Body, A: Body>(
+    async fn call<T: Body, A: Body + AnswerSane>(
         &self,
         class: Class,
         kind: u8,
@@ -146,7 +150,8 @@ impl<E: Env> Client<E> {
     ) -> Result<A, PeerError> {
         let ask = async { self.send(class, kind, None, body).await?.await };
         let answer = E::Rt::timeout(timeout, ask).await.unwrap_or(Err(PeerError::TimedOut))?;
-        codec::decode(&answer).map_err(|_| PeerError::Malformed)
+        let answer = codec::decode(&answer).ok().filter(A::sane);
+        answer.ok_or(PeerError::Malformed)
     }
 
     async fn append(&self, class: Class, rpc: AppendEntriesRequest<C<E>>) -> Rpc<Sent, E> {
@@ -159,10 +164,10 @@ impl<E: Env> Client<E> {
             entries: rpc.entries.iter().map(convert::log_entry).collect(),
         };
         let bytes = request.entries.iter().map(bytes_of).sum();
-        let stamp = self.rounds.stamp(self.target, &rpc.vote);
+        let stamp = self.rounds.stamp(self.target, &rpc.vote, rpc.leader_commit.as_ref());
         let answer = self.send(class, peer::APPEND, Some(stamp.clone()), &request).await;
         let answer = answer.map_err(|error| rpc_error(&error))?;
-        Ok(Sent { previous: rpc.prev_log_id, last, bytes, stamp, answer })
+        Ok(Sent { vote: rpc.vote, previous: rpc.prev_log_id, last, bytes, stamp, answer })
     }
 
     fn vote_request(&self, rpc: &VoteRequest<C<E>>) -> peer::VoteRequest {
@@ -255,27 +260,34 @@ enum SendError {
 
 impl Sent {
     /// The engine's view of the answer; an accepting one is credited first.
-    async fn result<E: Env>(self) -> Rpc<StreamAppendResult<C<E>>, E> {
-        let answer = self.answer.await.map_err(|error| rpc_error(&error))?;
+    async fn result<E: Env>(mut self) -> Rpc<StreamAppendResult<C<E>>, E> {
+        let answer = (&mut self.answer).await.map_err(|error| rpc_error(&error))?;
         let answer = codec::decode(&answer).map_err(|_| rpc_error(&PeerError::Malformed))?;
-        Ok(match answer {
-            AppendAnswer::Accepted => {
-                self.stamp.accepted();
-                Ok(self.last)
-            }
+        let result = self.checked(answer).ok_or_else(|| rpc_error(&PeerError::Malformed))?;
+        if result.is_ok() {
+            self.stamp.accepted();
+        }
+        Ok(result)
+    }
+
+    /// `None` if it is no possible answer to this request.
+    fn checked<E: Env>(&self, answer: AppendAnswer) -> Option<StreamAppendResult<C<E>>> {
+        match answer {
+            AppendAnswer::Accepted => Some(Ok(self.last)),
             AppendAnswer::Partly(position) => {
-                self.stamp.accepted();
-                Ok(position.as_ref().map(convert::log_id))
+                let upto = position.as_ref().map(convert::log_id);
+                let possible =
+                    sane(position.as_ref()) && self.previous <= upto && upto <= self.last;
+                possible.then_some(Ok(upto))
             }
             AppendAnswer::HigherVote(ballot) => {
-                Err(StreamAppendError::HigherVote(convert::vote(&ballot)))
+                let vote = convert::vote(&ballot);
+                let possible = ballot_sane(&ballot) && vote > self.vote;
+                possible.then_some(Err(StreamAppendError::HigherVote(vote)))
             }
-            AppendAnswer::Conflict => match self.previous {
-                Some(previous) => Err(StreamAppendError::Conflict(previous)),
-                // Nothing comes before the first entry, so nothing can conflict with it.
-                None => return Err(rpc_error(&PeerError::Malformed)),
-            },
-        })
+            // Nothing comes before the first entry, so nothing can conflict with it.
+            AppendAnswer::Conflict => Some(Err(StreamAppendError::Conflict(self.previous?))),
+        }
     }
 }
 
@@ -324,10 +336,6 @@ where
                     self.input_ended = true;
                     Ok(())
                 }
-                Step::Quiet => {
-                    self.client.peers.give_up_silent(NodeId(self.client.target), Class::Bulk);
-                    Ok(())
-                }
             };
             if let Err(error) = sent {
                 return Some((Err(error), None));
@@ -343,14 +351,13 @@ where
         };
         let input =
             async { if has_room { self.input.next().await } else { std::future::pending().await } };
-        match E::Rt::timeout(SILENCE_MAX / 2, E::Rt::select2(oldest, input)).await {
-            Ok(Select2::First(answered)) => {
+        match E::Rt::select2(oldest, input).await {
+            Select2::First(answered) => {
                 self.under_way.pop_front();
                 self.sizes.pop_front();
                 Step::Answered(answered)
             }
-            Ok(Select2::Second(rpc)) => Step::Input(rpc),
-            Err(_) => Step::Quiet,
+            Select2::Second(rpc) => Step::Input(rpc),
         }
     }
 }
@@ -358,7 +365,6 @@ where
 enum Step<E: Env> {
     Answered(Rpc<StreamAppendResult<C<E>>, E>),
     Input(Option<AppendEntriesRequest<C<E>>>),
-    Quiet,
 }
 
 impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
@@ -374,11 +380,11 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
         answer.unwrap_or_else(|_| Err(rpc_error(&PeerError::TimedOut))).map(Into::into)
     }
 
-    fn stream_append<'s, S>(
-        &'s mut self,
+    fn stream_append<S>(
+        &mut self,
         mut input: S,
         _option: RPCOption,
-    ) -> LocalBoxFuture<'s, Rpc<Responses<'s, E>, E>>
+    ) -> LocalBoxFuture<'_, Rpc<Responses<'_, E>, E>>
     where
         S: Stream<Item = AppendEntriesRequest<C<E>>> + Unpin + 'static,
     {
@@ -469,5 +475,18 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
     fn backoff(&self) -> Option<Backoff> {
         let last = BACK_OFF[BACK_OFF.len() - 1];
         Some(Backoff::new(BACK_OFF.into_iter().chain(std::iter::repeat(last))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raft::suite::SimEnv;
+
+    /// The engine counts an unreachable follower as twenty errors: it waits before it tries again.
+    #[test]
+    fn a_full_connection_is_not_tried_again_at_once() {
+        assert!(matches!(rpc_error::<SimEnv>(&PeerError::Busy), RPCError::Unreachable(_)));
+        assert!(matches!(rpc_error::<SimEnv>(&PeerError::Closed), RPCError::Network(_)));
     }
 }

@@ -7,6 +7,10 @@
 //! a clock, and nothing is taken from the engine's own bookkeeping of acknowledgements, which can
 //! credit the answer to an earlier request to a later one.
 //!
+//! A confirmed number also means that whatever any node may have told a client before is applied here:
+//! a follower learns what is committed from this leader's frames alone, so what they announced when
+//! the number was taken is waited for.
+//!
 //! Invariants:
 //! - Every voter of a confirming quorum had granted no other leader when it accepted, and it
 //!   accepted after the number was taken. So any later leader is elected after that moment.
@@ -16,7 +20,7 @@
 //! - Without a single waiter nothing is sent; one extra round at most is under way, whatever the
 //!   number of waiters.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
@@ -25,13 +29,14 @@ use std::task::{Poll, Waker};
 use leasehold_protocol::ids::NodeId;
 
 use super::signal::Signal;
-use super::types::{LeaderId, Leadership, Vote};
+use super::types::{LeaderId, Leadership, LogId, Vote};
 
 /// The rounds of one group on this node, and with them what it knows of its own leadership.
 pub(crate) struct Rounds {
     me: u64,
     inner: RefCell<Inner>,
     changed: Signal,
+    progress: Signal,
 }
 
 #[derive(Default)]
@@ -42,9 +47,15 @@ struct Inner {
     own: bool,
     /// The first entry of that leadership is applied.
     established: bool,
+    /// The WAL failed: this node leads no more in this process's life.
+    failed: bool,
     voters: Vec<BTreeSet<u64>>,
     /// The last number taken.
     last: u64,
+    /// The highest index that a frame of this leadership said is committed.
+    announced: u64,
+    /// The last index applied here.
+    applied: u64,
     targets: BTreeMap<u64, Target>,
     waiters: BTreeMap<u64, Waker>,
     driver: Option<Waker>,
@@ -70,7 +81,8 @@ impl Rounds {
     pub(crate) fn new(me: NodeId, recovered: Option<&Vote>) -> Rc<Self> {
         let asked = recovered.map(|vote| vote.leader_id);
         let inner = RefCell::new(Inner { asked, ..Inner::default() });
-        Rc::new(Self { me: me.0, inner, changed: Signal::default() })
+        let (changed, progress) = (Signal::default(), Signal::default());
+        Rc::new(Self { me: me.0, inner, changed, progress })
     }
 
     /// The log storage is asked to save `vote`. Must come before the WAL hears of it.
@@ -80,25 +92,41 @@ impl Rounds {
             return;
         }
         inner.asked = Some(vote.leader_id);
-        inner.own = vote.leader_id.node_id == self.me;
+        inner.own = vote.leader_id.node_id == self.me && !inner.failed;
+        self.end(inner);
+    }
+
+    /// The WAL failed: nothing is confirmed any more.
+    pub(crate) fn fail(&self) {
+        let mut inner = self.inner.borrow_mut();
+        inner.failed = true;
+        inner.own = false;
+        self.end(inner);
+    }
+
+    fn end(&self, mut inner: RefMut<'_, Inner>) {
         inner.established = false;
+        inner.announced = 0;
         inner.targets.clear();
         let waiters = std::mem::take(&mut inner.waiters);
         let woken = waiters.into_values().chain(inner.driver.take()).collect::<Vec<_>>();
         drop(inner);
         woken.into_iter().for_each(Waker::wake);
+        self.progress.raise();
         self.changed.raise();
     }
 
-    /// An entry that `leader` wrote was applied.
-    pub(crate) fn applied(&self, leader: &LeaderId) {
+    /// The entry at `applied` was applied, by itself or within a snapshot.
+    pub(crate) fn applied(&self, applied: &LogId) {
         let mut inner = self.inner.borrow_mut();
-        if inner.established || !inner.own || inner.asked.as_ref() != Some(leader) {
-            return;
-        }
-        inner.established = true;
+        inner.applied = inner.applied.max(applied.index);
+        let first = !inner.established && inner.leads_as(&applied.leader_id);
+        inner.established |= first;
         drop(inner);
-        self.changed.raise();
+        self.progress.raise();
+        if first {
+            self.changed.raise();
+        }
     }
 
     /// The effective membership, committed or not, has these sets of voters.
@@ -121,10 +149,29 @@ impl Rounds {
         inner.asked.filter(|_| inner.established).map(|leader| Leadership::of(&leader))
     }
 
-    /// Takes the next number and waits until it is confirmed. Its caller acts before it awaits
-    /// anything else.
+    /// Takes the next number and waits until it is confirmed, and until what was announced as
+    /// committed by then is applied. Its caller acts before it awaits anything else.
     pub(crate) async fn confirm(&self, leadership: Leadership) -> Result<(), Ended> {
-        let number = self.take(leadership)?;
+        let (number, announced) = self.take(leadership)?;
+        self.confirmed(leadership, number).await?;
+        loop {
+            let version = self.progress.version();
+            if let Some(done) = self.caught_up(leadership, announced) {
+                return done;
+            }
+            self.progress.since(version).await;
+        }
+    }
+
+    fn caught_up(&self, leadership: Leadership, announced: u64) -> Option<Result<(), Ended>> {
+        let inner = self.inner.borrow();
+        if !inner.is_leadership(leadership) {
+            return Some(Err(Ended));
+        }
+        (inner.applied >= announced).then_some(Ok(()))
+    }
+
+    async fn confirmed(&self, leadership: Leadership, number: u64) -> Result<(), Ended> {
         let guard = Waiting { rounds: self, number };
         poll_fn(|cx| {
             let mut inner = self.inner.borrow_mut();
@@ -143,13 +190,13 @@ impl Rounds {
         .await
     }
 
-    fn take(&self, leadership: Leadership) -> Result<u64, Ended> {
+    fn take(&self, leadership: Leadership) -> Result<(u64, u64), Ended> {
         let mut inner = self.inner.borrow_mut();
         if !inner.is_leadership(leadership) {
             return Err(Ended);
         }
         inner.last += 1;
-        Ok(inner.last)
+        Ok((inner.last, inner.announced))
     }
 
     /// Ready with the last number taken when somebody waits whom nothing queued or under way will
@@ -177,11 +224,18 @@ impl Rounds {
         })
     }
 
-    /// Registers a frame to `target` that carries `vote`, before it is queued.
-    pub(crate) fn stamp(self: &Rc<Self>, target: u64, vote: &Vote) -> Rc<Stamp> {
+    /// Registers a frame to `target` that carries `vote` and says that everything up to `committed`
+    /// is, before it is queued.
+    pub(crate) fn stamp(
+        self: &Rc<Self>,
+        target: u64,
+        vote: &Vote,
+        committed: Option<&LogId>,
+    ) -> Rc<Stamp> {
         let leader = vote.leader_id;
         let mut inner = self.inner.borrow_mut();
         if inner.leads_as(&leader) {
+            inner.announced = inner.announced.max(committed.map_or(0, |at| at.index));
             inner.targets.entry(target).or_default().queued += 1;
         }
         let state = RefCell::new(Carried::Queued);
@@ -311,209 +365,4 @@ impl Drop for Stamp {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::cell::Cell;
-
-    use futures_util::FutureExt;
-    use futures_util::future::LocalBoxFuture;
-
-    use super::*;
-
-    const ME: Leadership = Leadership { term: 3, node: NodeId(1) };
-
-    fn vote(term: u64, node: u64, committed: bool) -> Vote {
-        Vote { leader_id: LeaderId { term, node_id: node }, committed }
-    }
-
-    fn voters(sets: &[&[u64]]) -> Vec<BTreeSet<u64>> {
-        sets.iter().map(|set| set.iter().copied().collect()).collect()
-    }
-
-    /// Node 1 leads in term 3 with these sets of voters.
-    fn leading(sets: &[&[u64]]) -> Rc<Rounds> {
-        let rounds = Rounds::new(NodeId(1), None);
-        rounds.set_voters(voters(sets));
-        rounds.asked(&vote(3, 1, false));
-        rounds.asked(&vote(3, 1, true));
-        rounds.applied(&ME.leader_id());
-        assert_eq!(rounds.leadership(), Some(ME));
-        rounds
-    }
-
-    /// A confirmation under way.
-    struct Confirm(LocalBoxFuture<'static, Result<(), Ended>>);
-
-    impl Confirm {
-        fn new(rounds: &Rc<Rounds>) -> Self {
-            let rounds = rounds.clone();
-            let mut this = Self(async move { rounds.confirm(ME).await }.boxed_local());
-            assert_eq!(this.poll(), None, "nothing was accepted yet");
-            this
-        }
-
-        fn poll(&mut self) -> Option<Result<(), Ended>> {
-            (&mut self.0).now_or_never()
-        }
-    }
-
-    fn frame(rounds: &Rc<Rounds>, target: u64) -> Rc<Stamp> {
-        rounds.stamp(target, &vote(3, 1, true))
-    }
-
-    #[test]
-    fn an_answer_credits_what_was_current_when_its_frame_was_handed_over() {
-        let rounds = leading(&[&[1, 2, 3]]);
-        let early = frame(&rounds, 2);
-        assert!(early.hand_over());
-        let mut renewal = Confirm::new(&rounds);
-        early.accepted();
-        assert_eq!(renewal.poll(), None, "the frame went out before the renewal came");
-
-        // Queued before it, but handed to the kernel after it.
-        let queued = frame(&rounds, 3);
-        let mut later = Confirm::new(&rounds);
-        assert!(queued.hand_over());
-        queued.accepted();
-        assert_eq!(renewal.poll(), Some(Ok(())), "node 3 and the leader are a quorum");
-        assert_eq!(later.poll(), Some(Ok(())), "one round serves everybody who waits");
-    }
-
-    #[test]
-    fn an_early_answer_never_serves_a_later_number() {
-        let rounds = leading(&[&[1, 2, 3]]);
-        let frames: Vec<_> = [2, 3, 2, 3].map(|target| frame(&rounds, target)).into();
-        assert!(frames.iter().all(|frame| frame.hand_over()));
-        let mut renewal = Confirm::new(&rounds);
-        frames.iter().for_each(|frame| frame.accepted());
-        assert_eq!(renewal.poll(), None);
-        assert!(rounds.wanted().now_or_never().is_some(), "a round of its own is needed");
-    }
-
-    #[test]
-    fn an_answer_counts_once_and_only_after_the_hand_over() {
-        let rounds = leading(&[&[1, 2, 3]]);
-        let never_sent = frame(&rounds, 2);
-        let mut renewal = Confirm::new(&rounds);
-        never_sent.accepted();
-        assert_eq!(renewal.poll(), None);
-        let sent = frame(&rounds, 2);
-        assert!(sent.hand_over());
-        sent.accepted();
-        assert_eq!(renewal.poll(), Some(Ok(())));
-        let mut next = Confirm::new(&rounds);
-        sent.accepted();
-        assert_eq!(next.poll(), None, "the same answer again");
-    }
-
-    #[test]
-    fn both_sets_of_a_joint_membership_must_agree() {
-        let rounds = leading(&[&[1, 2, 3], &[3, 4, 5]]);
-        let mut renewal = Confirm::new(&rounds);
-        let accept = |target| {
-            let frame = frame(&rounds, target);
-            assert!(frame.hand_over());
-            frame.accepted();
-        };
-        accept(2);
-        assert_eq!(renewal.poll(), None, "the leader is in the old set only");
-        accept(4);
-        assert_eq!(renewal.poll(), None);
-        accept(5);
-        assert_eq!(renewal.poll(), Some(Ok(())));
-        // A change of the membership counts at once.
-        let mut next = Confirm::new(&rounds);
-        accept(2);
-        assert_eq!(next.poll(), None);
-        rounds.set_voters(voters(&[&[1, 2, 3]]));
-        assert_eq!(next.poll(), Some(Ok(())));
-    }
-
-    #[test]
-    fn a_leader_that_is_no_voter_does_not_count_itself() {
-        let rounds = leading(&[&[2, 3]]);
-        let mut renewal = Confirm::new(&rounds);
-        for target in [2, 3] {
-            assert_eq!(renewal.poll(), None);
-            let frame = frame(&rounds, target);
-            assert!(frame.hand_over());
-            frame.accepted();
-        }
-        assert_eq!(renewal.poll(), Some(Ok(())));
-    }
-
-    #[test]
-    fn a_vote_for_another_ends_everything_at_once() {
-        let rounds = leading(&[&[1, 2, 3]]);
-        let mut renewal = Confirm::new(&rounds);
-        let queued = frame(&rounds, 2);
-        let sent = frame(&rounds, 3);
-        assert!(sent.hand_over());
-        rounds.asked(&vote(4, 2, false));
-        assert_eq!(rounds.leadership(), None);
-        assert_eq!(renewal.poll(), Some(Err(Ended)));
-        assert!(!queued.hand_over(), "frames of a past leadership are not sent");
-        sent.accepted();
-        assert_eq!(rounds.confirm(ME).now_or_never(), Some(Err(Ended)));
-
-        // The same node leads again: nothing of before counts.
-        rounds.asked(&vote(5, 1, true));
-        let again = Leadership { term: 5, ..ME };
-        assert_eq!(rounds.confirm(again).now_or_never(), Some(Err(Ended)), "nothing is applied");
-        rounds.applied(&again.leader_id());
-        let mut confirm = rounds.confirm(again).boxed_local();
-        assert_eq!((&mut confirm).now_or_never(), None);
-        sent.accepted();
-        assert!(!queued.hand_over());
-        assert_eq!((&mut confirm).now_or_never(), None);
-    }
-
-    #[test]
-    fn a_recovered_vote_is_no_leadership() {
-        let rounds = Rounds::new(NodeId(1), Some(&vote(3, 1, true)));
-        rounds.set_voters(voters(&[&[1]]));
-        rounds.applied(&ME.leader_id());
-        assert_eq!(rounds.leadership(), None, "it was given in an earlier life");
-        assert_eq!(rounds.confirm(ME).now_or_never(), Some(Err(Ended)));
-    }
-
-    #[test]
-    fn a_single_voter_confirms_itself() {
-        let rounds = leading(&[&[1]]);
-        assert_eq!(rounds.confirm(ME).now_or_never(), Some(Ok(())));
-    }
-
-    #[test]
-    fn a_round_is_wanted_only_when_nothing_under_way_will_serve() {
-        let rounds = leading(&[&[1, 2, 3]]);
-        assert!(rounds.wanted().now_or_never().is_none(), "nobody waits");
-        let queued = frame(&rounds, 2);
-        let renewal = Confirm::new(&rounds);
-        assert!(rounds.wanted().now_or_never().is_none(), "the queued frame will serve");
-        assert!(queued.hand_over());
-        assert!(rounds.wanted().now_or_never().is_none(), "it is under way");
-        let _later = Confirm::new(&rounds);
-        assert_eq!(rounds.wanted().now_or_never(), Some(2));
-        // A queued frame that is dropped serves nobody.
-        let dropped = frame(&rounds, 3);
-        assert!(rounds.wanted().now_or_never().is_none());
-        drop(dropped);
-        assert_eq!(rounds.wanted().now_or_never(), Some(2));
-        drop((renewal, _later));
-        assert!(rounds.wanted().now_or_never().is_none(), "whoever gave up does not count");
-    }
-
-    #[test]
-    fn a_change_of_leadership_is_announced_once() {
-        let rounds = Rounds::new(NodeId(1), None);
-        let seen = Cell::new(rounds.changed().version());
-        let changed = || seen.replace(rounds.changed().version()) != rounds.changed().version();
-        rounds.set_voters(voters(&[&[1]]));
-        rounds.asked(&vote(3, 1, true));
-        assert!(changed());
-        rounds.applied(&ME.leader_id());
-        assert!(changed());
-        rounds.applied(&ME.leader_id());
-        rounds.asked(&vote(3, 1, true));
-        assert!(!changed());
-    }
-}
+mod tests;

@@ -2,8 +2,8 @@
 //!
 //! Everything that comes in is checked before the engine sees it, because the engine trusts its
 //! peers and panics where they contradict the protocol: the sender must be the very node, with the
-//! very data directory, that the message speaks for; entries must be consecutive and not newer than
-//! their leader; nothing may be near the end of a number's range.
+//! very data directory, that the message speaks for; what the message says must be possible
+//! (`checks`); a snapshot is gone on with by the very leader that began it.
 
 use std::rc::Rc;
 
@@ -13,8 +13,8 @@ use leasehold_protocol::codec::{self, Body};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::peer::{
-    AppendAnswer, AppendRequest, Ballot, LogEntry, Position, SnapshotAnswer, SnapshotBegin,
-    SnapshotChunk, SnapshotEnd, TransferAnswer, TransferRequest, VoteAnswer, VoteRequest,
+    AppendAnswer, AppendRequest, SnapshotAnswer, SnapshotBegin, SnapshotChunk, SnapshotEnd,
+    TransferAnswer, TransferRequest, VoteAnswer, VoteRequest,
 };
 use openraft::async_runtime::WatchReceiver;
 use openraft::raft::{
@@ -22,16 +22,14 @@ use openraft::raft::{
     VoteResponse,
 };
 
+use super::checks::{ballot_sane, message_sane};
 use super::convert;
 use super::group::Group;
 use super::message::RaftMessage;
 use super::peers::{PeerInfo, RaftService};
 use super::snapshot::{Built, LoadError, Receiving, SnapshotFile};
-use super::types::{Entry, LogId, RaftTypes};
+use super::types::{Entry, LogId, RaftTypes, Vote};
 use crate::env::Env;
-
-/// Terms and indexes above this are nonsense: nobody counts that far.
-const NUMBER_MAX: u64 = u64::MAX / 4;
 
 type Answer<T> = Result<T, ErrorCode>;
 
@@ -44,13 +42,14 @@ impl<E: Env> RaftService for Group<E> {
         if let Err(code) = self.admit(from, &message) {
             return std::future::ready(Err(code)).boxed_local();
         }
+        let sender = from.node();
         match message {
             RaftMessage::Append(request) => encoded(self.append(request)),
             RaftMessage::Vote(request) => encoded(self.vote(request, false)),
             RaftMessage::PreVote(request) => encoded(self.vote(request, true)),
             RaftMessage::Transfer(request) => encoded(self.take_over(request)),
             RaftMessage::SnapshotBegin(request) => encoded(self.snapshot_begin(request)),
-            RaftMessage::SnapshotChunk(request) => encoded(self.snapshot_chunk(request)),
+            RaftMessage::SnapshotChunk(request) => encoded(self.snapshot_chunk(sender, request)),
             RaftMessage::SnapshotEnd(request) => encoded(self.snapshot_end(request)),
         }
     }
@@ -65,15 +64,6 @@ fn encoded<T: Body>(
 /// The engine stopped.
 fn stopped<T>(_error: T) -> ErrorCode {
     ErrorCode::SHUTTING_DOWN
-}
-
-fn sane(position: Option<&Position>) -> bool {
-    position.is_none_or(|at| at.term <= NUMBER_MAX && at.index <= NUMBER_MAX)
-}
-
-/// Not written by a later leader than `vote`'s.
-fn within(position: Option<&Position>, vote: &Ballot) -> bool {
-    position.is_none_or(|at| (at.term, at.leader) <= (vote.term, vote.node))
 }
 
 impl<E: Env> Group<E> {
@@ -92,7 +82,7 @@ impl<E: Env> Group<E> {
             RaftMessage::SnapshotEnd(request) => &request.vote,
             RaftMessage::SnapshotChunk(_) => return Ok(()),
         };
-        if vote.node != from.node() || vote.term > NUMBER_MAX || !message_sane(message) {
+        if vote.node != from.node() || !ballot_sane(vote) || !message_sane(message) {
             return Err(ErrorCode::MALFORMED);
         }
         Ok(())
@@ -154,15 +144,31 @@ impl<E: Env> Group<E> {
 
     async fn snapshot_begin(self: Rc<Self>, request: SnapshotBegin) -> Answer<SnapshotAnswer> {
         let meta = convert::snapshot_meta(request.cover).ok_or(ErrorCode::MALFORMED)?;
+        let vote = convert::vote(&request.vote);
+        let known = self.own_vote().await?;
+        let other = self.receiving.borrow().as_ref().map(|(sender, _)| *sender);
+        let highest = other.filter(|other| *other > known).unwrap_or(known);
+        if highest > vote {
+            return Ok(SnapshotAnswer::HigherVote(convert::ballot(&highest)));
+        }
         // One at a time: the draft of one that was under way is dropped with it.
         self.receiving.take();
-        let receiving = Receiving::begin(&self.snapshots, meta).await;
-        self.receiving.replace(Some(receiving.map_err(|error| self.failing(&error))?));
+        match Receiving::begin(&self.snapshots, meta).await {
+            Ok(receiving) => self.keep_receiving(vote, receiving, |other| *other <= vote),
+            Err(error) => return Err(self.failing(&error).await),
+        }
         Ok(SnapshotAnswer::Continue)
     }
 
-    async fn snapshot_chunk(self: Rc<Self>, request: SnapshotChunk) -> Answer<SnapshotAnswer> {
-        let Some(mut receiving) = self.receiving.take() else {
+    async fn snapshot_chunk(
+        self: Rc<Self>,
+        sender: NodeId,
+        request: SnapshotChunk,
+    ) -> Answer<SnapshotAnswer> {
+        // A deposed leader's late bytes do not end the present one's transfer.
+        let Some((vote, mut receiving)) =
+            self.receiving.borrow_mut().take_if(|(vote, _)| vote.leader_id.node_id == sender.0)
+        else {
             return Ok(SnapshotAnswer::Restart);
         };
         if receiving.len() != request.offset {
@@ -170,24 +176,37 @@ impl<E: Env> Group<E> {
         }
         match receiving.chunk(&request.bytes).await {
             Ok(()) => {}
-            Err(LoadError::Io(error)) => return Err(self.failing(&error)),
+            Err(LoadError::Io(error)) => return Err(self.failing(&error).await),
             Err(LoadError::Bad(error)) => return Ok(self.bad_snapshot(&error)),
         }
-        self.receiving.replace(Some(receiving));
+        self.keep_receiving(vote, receiving, |other| *other < vote);
         Ok(SnapshotAnswer::Continue)
     }
 
+    /// Keeps what is being received, unless another one is there that `yields` not: one may have
+    /// begun meanwhile. A step of one gives way to a new beginning by the same leader, too.
+    fn keep_receiving(&self, vote: Vote, receiving: Receiving<E>, yields: impl Fn(&Vote) -> bool) {
+        let mut kept = self.receiving.borrow_mut();
+        if kept.as_ref().is_none_or(|(other, _)| yields(other)) {
+            kept.replace((vote, receiving));
+        }
+    }
+
+    async fn own_vote(&self) -> Answer<Vote> {
+        self.raft.with_raft_state(|state| *state.vote_ref()).await.map_err(stopped)
+    }
+
     async fn snapshot_end(self: Rc<Self>, request: SnapshotEnd) -> Answer<SnapshotAnswer> {
-        let receiving = self.receiving.take().filter(|receiving| receiving.len() == request.len);
-        let Some(receiving) = receiving else { return Ok(SnapshotAnswer::Restart) };
+        let vote = convert::vote(&request.vote);
+        let receiving = self.receiving.borrow_mut().take_if(|(sender, _)| *sender == vote);
+        let receiving = receiving.filter(|(_, receiving)| receiving.len() == request.len);
+        let Some((_, receiving)) = receiving else { return Ok(SnapshotAnswer::Restart) };
         let received = match receiving.finish() {
             Ok(received) => received,
             Err(error) => return Ok(self.bad_snapshot(&error)),
         };
-        let vote = convert::vote(&request.vote);
         let meta = received.meta().clone();
-        let state = self.raft.with_raft_state(|state| *state.vote_ref());
-        let own_vote = state.await.map_err(stopped)?;
+        let own_vote = self.own_vote().await?;
         let committed = self.committed();
         if own_vote > vote {
             return Ok(SnapshotAnswer::HigherVote(convert::ballot(&own_vote)));
@@ -222,55 +241,9 @@ impl<E: Env> Group<E> {
         SnapshotAnswer::Restart
     }
 
-    fn failing(&self, error: &std::io::Error) -> ErrorCode {
+    async fn failing(&self, error: &std::io::Error) -> ErrorCode {
         tracing::error!(shard = self.spec.shard.0, "writing a snapshot: {error}");
+        self.disk_failed(error).await;
         ErrorCode::STORAGE_FAILED
     }
-}
-
-fn message_sane(message: &RaftMessage) -> bool {
-    match message {
-        RaftMessage::Append(request) => append_sane(request),
-        RaftMessage::Vote(request) | RaftMessage::PreVote(request) => {
-            sane(request.last.as_ref())
-                && within(request.last.as_ref(), &request.vote)
-                && !request.vote.committed
-        }
-        RaftMessage::Transfer(request) => {
-            sane(request.last.as_ref())
-                && within(request.last.as_ref(), &request.from)
-                && request.from.committed
-                && request.to != NodeId(0)
-        }
-        RaftMessage::SnapshotBegin(SnapshotBegin { cover, vote, .. }) => {
-            sane(cover.last.as_ref()) && within(cover.last.as_ref(), vote) && vote.committed
-        }
-        RaftMessage::SnapshotEnd(request) => request.vote.committed,
-        RaftMessage::SnapshotChunk(_) => true,
-    }
-}
-
-fn append_sane(request: &AppendRequest) -> bool {
-    let (previous, committed) = (request.previous.as_ref(), request.committed.as_ref());
-    let bounds = request.vote.committed
-        && sane(previous)
-        && sane(committed)
-        && within(previous, &request.vote)
-        && within(committed, &request.vote);
-    bounds && follows(previous, &request.entries, &request.vote)
-}
-
-/// Each entry follows the one before, and no leader writes after a later one.
-fn follows(previous: Option<&Position>, entries: &[LogEntry], vote: &Ballot) -> bool {
-    let mut before = previous.copied();
-    entries.iter().all(|entry| {
-        let at = entry.position;
-        let index = before.map_or(0, |before| before.index + 1);
-        let leader = before.map_or((0, NodeId(0)), |before| (before.term, before.leader));
-        before = Some(at);
-        at.index == index
-            && (at.term, at.leader) >= leader
-            && sane(Some(&at))
-            && within(Some(&at), vote)
-    })
 }

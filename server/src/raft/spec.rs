@@ -73,7 +73,8 @@ pub struct GroupSpec {
     pub timings: Timings,
     /// A snapshot is taken after so many entries. Default 5,000.
     pub snapshot_entries: u64,
-    /// ... or after so many bytes of batches. Default 64 MiB.
+    /// ... or after so many bytes of batches, and then the log is cut regardless of `log_keep`.
+    /// The log keeps about twice as many bytes in memory. Default 64 MiB.
     pub snapshot_bytes: u64,
     /// Entries that stay in the log though a snapshot covers them, for followers that lag a
     /// little. At least twice `snapshot_entries`. Default 10,000.

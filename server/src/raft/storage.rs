@@ -155,6 +155,19 @@ impl Kept {
         }
     }
 
+    /// Whatever the log said up to `last` is replaced: a deposed leader's membership, which was
+    /// never committed, may have been there.
+    fn replace_memberships(&mut self, last: Option<LogId>, membership: &StoredMembership) {
+        if membership.membership().get_joint_config().is_empty() {
+            return;
+        }
+        if let Some(last) = last {
+            self.memberships = self.memberships.split_off(&(last.index + 1));
+        }
+        let at = membership.log_id().map_or(0, |at| at.index);
+        self.memberships.entry(at).or_insert_with(|| membership.clone());
+    }
+
     fn effective(&self) -> StoredMembership {
         self.memberships.last_key_value().map(|(_, last)| last.clone()).unwrap_or_default()
     }
@@ -225,14 +238,9 @@ impl<E: Env> Log<E> {
         self.shared.kept.borrow().purged
     }
 
-    /// A snapshot with this membership is in force.
-    pub(crate) fn snapshot_membership(&self, membership: &StoredMembership) {
-        let at = membership.log_id().map_or(0, |at| at.index);
-        let mut kept = self.shared.kept.borrow_mut();
-        if !membership.membership().get_joint_config().is_empty() {
-            kept.memberships.entry(at).or_insert_with(|| membership.clone());
-        }
-        drop(kept);
+    /// A snapshot up to `last` with this membership is in force.
+    pub(crate) fn snapshot_membership(&self, last: Option<LogId>, membership: &StoredMembership) {
+        self.shared.kept.borrow_mut().replace_memberships(last, membership);
         self.membership_changed();
     }
 
@@ -251,6 +259,14 @@ impl<E: Env> Log<E> {
         drop(kept);
         self.shared.wal.truncate_after(None)?;
         self.shared.wal.purge(last.index, &convert::log_id_record(&last))
+    }
+
+    /// The first failure of the WAL ends this node's leadership before the engine hears of it.
+    fn checked(&self, done: Result<(), WalFailed>) -> io::Result<()> {
+        if done.is_err() {
+            self.shared.rounds.fail();
+        }
+        Ok(done?)
     }
 
     fn membership_changed(&self) {
@@ -293,7 +309,7 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
     async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
         self.shared.rounds.asked(vote);
         let record = convert::vote_record(vote);
-        self.shared.wal.save_vote(&record).await.map_err(io::Error::from)?;
+        self.checked(self.shared.wal.save_vote(&record).await)?;
         self.shared.kept.borrow_mut().vote = Some(*vote);
         Ok(())
     }
@@ -302,7 +318,7 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
         self.shared.kept.borrow_mut().committed = committed;
         if let Some(committed) = committed {
             let record = convert::log_id_record(&committed);
-            self.shared.wal.committed(&record).map_err(io::Error::from)?;
+            self.checked(self.shared.wal.committed(&record))?;
         }
         Ok(())
     }
@@ -320,11 +336,19 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
         let records: Vec<(u64, Rc<[u8]>)> = entries.iter().map(record).collect();
         let bytes = records.iter().map(|(_, record)| record.len()).sum();
         self.shared.wal.room(records.len(), bytes).await;
-        let flushed = |done: Result<(), _>| callback.io_completed(done.map_err(io::Error::from));
-        self.shared.wal.append(records, flushed).map_err(io::Error::from)?;
+        let rounds = self.shared.rounds.clone();
+        let flushed = move |done: Result<(), WalFailed>| {
+            if done.is_err() {
+                rounds.fail();
+            }
+            callback.io_completed(done.map_err(io::Error::from));
+        };
+        self.checked(self.shared.wal.append(records, flushed))?;
         let membership = |entry: &Entry| matches!(entry.payload, EntryPayload::Membership(_));
         let membership = entries.iter().any(membership);
-        entries.into_iter().for_each(|entry| self.shared.kept.borrow_mut().push(entry));
+        for entry in entries {
+            self.shared.kept.borrow_mut().push(entry);
+        }
         if membership {
             self.membership_changed();
         }
@@ -333,7 +357,7 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
 
     async fn truncate_after(&mut self, last: Option<LogId>) -> io::Result<()> {
         let last = last.map(|last| last.index);
-        self.shared.wal.truncate_after(last).map_err(io::Error::from)?;
+        self.checked(self.shared.wal.truncate_after(last))?;
         self.shared.kept.borrow_mut().truncate_from(last.map_or(0, |last| last + 1));
         self.membership_changed();
         Ok(())
@@ -341,7 +365,7 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
 
     async fn purge(&mut self, upto: LogId) -> io::Result<()> {
         let record = convert::log_id_record(&upto);
-        self.shared.wal.purge(upto.index, &record).map_err(io::Error::from)?;
+        self.checked(self.shared.wal.purge(upto.index, &record))?;
         self.shared.kept.borrow_mut().purge(upto);
         Ok(())
     }
@@ -350,3 +374,6 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
 fn entry_index(entry: &Entry) -> u64 {
     entry.log_id.index
 }
+
+#[cfg(test)]
+mod tests;

@@ -37,7 +37,7 @@ pub enum CorePlacement {
 pub struct ExecutorConfig {
     /// How they are placed.
     pub placement: CorePlacement,
-    /// Entries of each io_uring submission queue. More make a turn with many sockets cheaper.
+    /// Entries of each `io_uring` submission queue. More make a turn with many sockets cheaper.
     pub ring_depth: usize,
     /// A core without a tick for this long is taken for dead.
     pub stall_limit: Duration,
@@ -200,7 +200,7 @@ impl<R: Send + 'static> Executors<R> {
             handle.join().map_err(|_| CoreFailed { core })
         };
         let results = self.cores.into_iter().enumerate().map(joined).collect();
-        self.watchdog.stop();
+        drop(self.watchdog);
         results
     }
 }

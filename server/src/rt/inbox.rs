@@ -103,19 +103,76 @@ impl<T> Inbox<T> {
     }
 
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<T>> {
-        if let Some(outcome) = self.take() {
+        if let Poll::Ready(outcome) = self.take() {
             return Poll::Ready(outcome);
         }
         self.waker.set(cx.waker().clone());
         // A message may have come in before the waker was in its place.
-        self.take().map_or(Poll::Pending, Poll::Ready)
+        self.take()
     }
 
-    fn take(&mut self) -> Option<Option<T>> {
+    fn take(&mut self) -> Poll<Option<T>> {
         match self.receiver.try_recv() {
-            Ok(message) => Some(Some(message)),
-            Err(TryRecvError::Disconnected) => Some(None),
-            Err(TryRecvError::Empty) => None,
+            Ok(message) => Poll::Ready(Some(message)),
+            Err(TryRecvError::Disconnected) => Poll::Ready(None),
+            Err(TryRecvError::Empty) => Poll::Pending,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+    use std::task::Wake;
+    use std::thread::{self, Thread};
+
+    use super::*;
+
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    fn block_on<F: Future>(future: F) -> F::Output {
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut future = pin!(future);
+        loop {
+            if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+                return output;
+            }
+            thread::park();
+        }
+    }
+
+    /// A wake-up that got lost would leave both threads waiting for ever.
+    #[test]
+    fn no_message_sleeps_in_the_mailbox() {
+        const MESSAGES: u64 = 200_000;
+        let (post, mut mailbox) = inbox(1);
+        let (back, mut replies) = inbox(1);
+        let echo = thread::spawn(move || {
+            while let Some(message) = block_on(mailbox.recv()) {
+                back.try_send(message).expect("the last reply was taken");
+            }
+        });
+        for message in 0..MESSAGES {
+            post.try_send(message).expect("the last message was taken");
+            assert_eq!(block_on(replies.recv()), Some(message));
+        }
+        drop(post);
+        echo.join().expect("it saw the end");
+        assert_eq!(block_on(replies.recv()), None);
+    }
+
+    #[test]
+    fn a_full_or_orphaned_mailbox_gives_the_message_back() {
+        let (post, mailbox) = inbox(1);
+        post.try_send(1).expect("room");
+        assert_eq!(post.try_send(2), Err(PostError::Full(2)));
+        drop(mailbox);
+        assert_eq!(post.try_send(3), Err(PostError::Closed(3)));
     }
 }

@@ -8,7 +8,7 @@ mod listener;
 mod tcp;
 
 pub use listener::{AcceptCounters, Acceptor, ListenError, Listener};
-pub use tcp::{TcpNet, TcpReader, TcpWriter, adopt, finish};
+pub use tcp::{TcpNet, TcpReader, TcpWriter, adopt};
 
 #[cfg(test)]
 mod tests;

@@ -200,7 +200,7 @@ impl SimNet {
         let state = self.inner.state.borrow();
         let (min, max) =
             state.delays.get(&(from, to)).copied().unwrap_or((config.delay_min, config.delay_max));
-        let spread_ns = (max - min).as_nanos() as u64;
+        let spread_ns = max.saturating_sub(min).as_nanos() as u64;
         let delay_ns = min.as_nanos() as u64 + self.world().rng().below(spread_ns + 1);
         self.world().now_ns() + delay_ns
     }

@@ -11,16 +11,17 @@ use std::time::Duration;
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::{ErrorClass, ErrorCode};
 use leasehold_protocol::event::{Event, EventKind};
-use leasehold_protocol::ids::{LeaseId, Token};
+use leasehold_protocol::ids::{LeaseId, Number, Token};
+use leasehold_protocol::outcome::Outcome;
 use openraft::AsyncRuntime;
 
 use super::{Shard, TIMEOUT_MS_DEFAULT};
-use crate::env::{Clock, Env};
+use crate::env::{Clock, Env, MonoTime};
 use crate::lease::{CoreWheel, Due, Timer, TimerKind};
 use crate::raft::Leadership;
 
 /// A loop that comes this much late counts as a stall of the leader.
-pub const STALL_MIN: Duration = Duration::from_millis(250);
+const STALL_MIN: Duration = Duration::from_millis(250);
 /// How long after a wait's own limit the server ends it: the client's cancel comes first.
 const WAIT_GRACE: Duration = Duration::from_millis(1_000);
 /// When a refused proposal is tried again.
@@ -35,6 +36,7 @@ impl<E: Env> Shard<E> {
             let leadership = self.group.leadership();
             if leadership != self.leading.get() {
                 self.leases.borrow_mut().end();
+                self.timers.borrow_mut().clear();
                 self.leading.set(leadership);
                 if let Some(leadership) = leadership {
                     self.take_over(leadership, token_base);
@@ -48,10 +50,27 @@ impl<E: Env> Shard<E> {
         self.leases.borrow_mut().begin(self.clock.now());
         tracing::info!(shard = self.id.0, term = leadership.term, "leads");
         if !self.state.borrow().begun() {
-            self.propose_internal(Command::Begin { token_base }, |_| {});
+            self.begin(leadership, token_base);
         }
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move { shard.walk(leadership).await });
+    }
+
+    /// Sets the token base, again until it is applied: before that no client is served.
+    fn begin(self: &Rc<Self>, leadership: Leadership, token_base: Token) {
+        let shard = Rc::clone(self);
+        let proposed = move |outcome: Result<_, ErrorCode>| {
+            if outcome.is_ok() {
+                return;
+            }
+            let _detached = E::Rt::spawn(async move {
+                E::Rt::sleep(RETRY_AFTER).await;
+                if shard.leads() == Some(leadership) && !shard.state.borrow().begun() {
+                    shard.begin(leadership, token_base);
+                }
+            });
+        };
+        self.propose_internal(leadership, Command::Begin { token_base }, proposed);
     }
 
     /// Puts wheel entries for what this leadership inherited, without holding the core: no lease
@@ -60,17 +79,22 @@ impl<E: Env> Shard<E> {
         let now = self.clock.now();
         let (waits, forced) = {
             let state = self.state.borrow();
-            let waits: Vec<_> = state.waits().collect();
-            let forced: Vec<_> =
-                state.forced_pending().map(|(k, t, l)| (k.to_owned(), t, l)).collect();
-            (waits, forced)
+            let limited = state.waits().filter(|(_, _, wait_ms)| *wait_ms != u32::MAX);
+            let forced = state.forced_pending();
+            let forced = forced.map(|(key, token, lease)| (key.to_owned(), token, lease));
+            (limited.collect::<Vec<_>>(), forced.collect::<Vec<_>>())
         };
-        for (lease, number, wait_ms) in waits.into_iter().filter(|(_, _, ms)| *ms != u32::MAX) {
-            let at = now.after(Duration::from_millis(u64::from(wait_ms)) + WAIT_GRACE);
-            self.wheel.insert(at, self.timer(TimerKind::Wait(lease, number)));
-        }
         for (key, token, lease) in forced {
-            self.insert_forced(key.into_bytes(), token, lease);
+            self.set_forced(key.into_bytes(), token, lease);
+        }
+        for chunk in waits.chunks(CHUNK_LEN) {
+            for (lease, number, wait_ms) in chunk {
+                self.set_wait(*lease, *number, *wait_ms, now);
+            }
+            E::Rt::sleep(Duration::from_millis(1)).await;
+            if self.leads() != Some(leadership) {
+                return;
+            }
         }
         let mut after = LeaseId(0);
         while self.leads() == Some(leadership) {
@@ -78,27 +102,32 @@ impl<E: Env> Shard<E> {
             let Some((last, _)) = chunk.last() else { return };
             after = *last;
             for (lease, ttl_ms) in chunk {
-                self.insert_lease(lease, ttl_ms);
+                self.set_lease(lease, ttl_ms);
             }
             E::Rt::sleep(Duration::from_millis(1)).await;
         }
     }
 
-    fn timer(&self, kind: TimerKind) -> Timer {
-        Timer { shard: self.id, epoch: self.leases.borrow().epoch(), kind }
+    fn set_timer(&self, at: MonoTime, kind: TimerKind) {
+        self.timers.borrow_mut().set(at, kind);
     }
 
-    fn insert_lease(&self, lease: LeaseId, ttl_ms: u32) {
+    fn set_wait(&self, lease: LeaseId, number: Number, wait_ms: u32, now: MonoTime) {
+        let wait = Duration::from_millis(u64::from(wait_ms)) + WAIT_GRACE;
+        self.set_timer(now.after(wait), TimerKind::Wait(lease, number));
+    }
+
+    fn set_lease(&self, lease: LeaseId, ttl_ms: u32) {
         let at = self.leases.borrow().ends_at(lease, ttl_ms);
-        self.wheel.insert(at, self.timer(TimerKind::Lease(lease)));
+        self.set_timer(at, TimerKind::Lease(lease));
     }
 
-    fn insert_forced(&self, key: Vec<u8>, token: Token, lease: LeaseId) {
+    fn set_forced(&self, key: Vec<u8>, token: Token, lease: LeaseId) {
         let Some(ttl_ms) = self.state.borrow().lease(lease).map(|lease| lease.ttl_ms()) else {
             return;
         };
         let at = self.leases.borrow().ends_at(lease, ttl_ms);
-        self.wheel.insert(at, self.timer(TimerKind::Forced(key, token)));
+        self.set_timer(at, TimerKind::Forced(key, token));
     }
 
     /// Keeps table and wheel in step with what was applied.
@@ -106,20 +135,24 @@ impl<E: Env> Shard<E> {
         let leading = self.leading.get().is_some();
         for event in events {
             match &event.kind {
-                EventKind::LeaseEnded { lease, .. } => self.leases.borrow_mut().remove(*lease),
+                EventKind::LeaseEnded { lease, .. } => {
+                    self.leases.borrow_mut().remove(*lease);
+                    self.timers.borrow_mut().cancel(&TimerKind::Lease(*lease));
+                }
+                EventKind::WaitEnded { lease, number, .. } if leading => {
+                    self.timers.borrow_mut().cancel(&TimerKind::Wait(*lease, *number));
+                }
                 EventKind::LeaseOpened { lease, ttl_ms } if leading => {
                     self.leases.borrow_mut().extend(*lease, self.clock.now());
-                    self.insert_lease(*lease, *ttl_ms);
+                    self.set_lease(*lease, *ttl_ms);
                 }
                 EventKind::Queued { lease, number, wait_ms, .. }
                     if leading && *wait_ms != u32::MAX =>
                 {
-                    let wait = Duration::from_millis(u64::from(*wait_ms)) + WAIT_GRACE;
-                    let at = self.clock.now().after(wait);
-                    self.wheel.insert(at, self.timer(TimerKind::Wait(*lease, *number)));
+                    self.set_wait(*lease, *number, *wait_ms, self.clock.now());
                 }
                 EventKind::ForcedPending { key, lease, token, .. } if leading => {
-                    self.insert_forced(key.clone(), *token, *lease);
+                    self.set_forced(key.clone(), *token, *lease);
                 }
                 _ => {}
             }
@@ -129,18 +162,20 @@ impl<E: Env> Shard<E> {
     /// Handles wheel entries that came up.
     pub fn due(self: &Rc<Self>, timers: Vec<Timer>) {
         let Some(leadership) = self.leads() else { return };
-        let epoch = self.leases.borrow().epoch();
         let mut over = Vec::new();
-        for timer in timers.into_iter().filter(|timer| timer.epoch == epoch) {
+        for timer in timers {
+            self.timers.borrow_mut().fired(&timer.kind);
             match timer.kind {
                 TimerKind::Lease(lease) => over.extend(self.over(lease)),
+                TimerKind::Wait(lease, number) if !self.still_waits(lease, number) => {}
+                TimerKind::Forced(_, token) if !self.still_forced(token) => {}
                 TimerKind::Wait(lease, number) => {
                     let command = Command::TimeOut { lease, number };
-                    self.propose_timer(command, TimerKind::Wait(lease, number));
+                    self.propose_timer(leadership, command, TimerKind::Wait(lease, number));
                 }
                 TimerKind::Forced(key, token) => {
                     let command = Command::EndForced { key: key.clone(), token };
-                    self.propose_timer(command, TimerKind::Forced(key, token));
+                    self.propose_timer(leadership, command, TimerKind::Forced(key, token));
                 }
             }
         }
@@ -148,6 +183,15 @@ impl<E: Env> Shard<E> {
             let shard = Rc::clone(self);
             let _detached = E::Rt::spawn(async move { shard.expire(leadership, over).await });
         }
+    }
+
+    fn still_waits(&self, lease: LeaseId, number: Number) -> bool {
+        let result = self.state.borrow().wait_result(lease, number);
+        matches!(result, Some(Outcome::Queued { .. }))
+    }
+
+    fn still_forced(&self, token: Token) -> bool {
+        self.state.borrow().forced_pending().any(|(_, pending, _)| pending == token)
     }
 
     /// The lease and its TTL if it may be expired now; else its entry is put back, or dropped.
@@ -158,7 +202,7 @@ impl<E: Env> Shard<E> {
             Due::Now => Some((lease, ttl_ms)),
             Due::Proposed => None,
             Due::Later(at) => {
-                self.wheel.insert(at, self.timer(TimerKind::Lease(lease)));
+                self.set_timer(at, TimerKind::Lease(lease));
                 None
             }
         }
@@ -180,18 +224,17 @@ impl<E: Env> Shard<E> {
                 if confirmed.is_err() {
                     self.retry_lease(*lease);
                 } else if self.leads() == Some(leadership) && self.over(*lease).is_some() {
-                    self.propose_expiry(*lease);
+                    self.propose_expiry(leadership, *lease);
                 }
             }
         }
     }
 
-    fn propose_expiry(self: &Rc<Self>, lease: LeaseId) {
+    fn propose_expiry(self: &Rc<Self>, leadership: Leadership, lease: LeaseId) {
         self.leases.borrow_mut().mark_expiring(lease);
         let shard = Rc::clone(self);
-        let epoch = self.leases.borrow().epoch();
-        self.propose_internal(Command::Expire { lease }, move |outcome| {
-            if definitely_refused(outcome.err()) && shard.leases.borrow().epoch() == epoch {
+        self.propose_internal(leadership, Command::Expire { lease }, move |outcome| {
+            if definitely_refused(outcome.err()) && shard.leads() == Some(leadership) {
                 shard.leases.borrow_mut().clear_expiring(lease);
                 shard.retry_lease(lease);
             }
@@ -200,16 +243,15 @@ impl<E: Env> Shard<E> {
 
     fn retry_lease(&self, lease: LeaseId) {
         let at = self.clock.now().after(RETRY_AFTER);
-        self.wheel.insert(at, self.timer(TimerKind::Lease(lease)));
+        self.set_timer(at, TimerKind::Lease(lease));
     }
 
-    fn propose_timer(self: &Rc<Self>, command: Command, kind: TimerKind) {
+    fn propose_timer(self: &Rc<Self>, leadership: Leadership, command: Command, kind: TimerKind) {
         let shard = Rc::clone(self);
-        let epoch = self.leases.borrow().epoch();
-        self.propose_internal(command, move |outcome| {
-            if definitely_refused(outcome.err()) && shard.leases.borrow().epoch() == epoch {
+        self.propose_internal(leadership, command, move |outcome| {
+            if definitely_refused(outcome.err()) && shard.leads() == Some(leadership) {
                 let at = shard.clock.now().after(RETRY_AFTER);
-                shard.wheel.insert(at, shard.timer(kind));
+                shard.set_timer(at, kind);
             }
         });
     }
@@ -229,6 +271,7 @@ pub async fn run_wheel<E: Env>(wheel: CoreWheel, shards: Vec<Rc<Shard<E>>>, cloc
     const TICK: Duration = Duration::from_millis(25);
     const IDLE_TICK: Duration = Duration::from_millis(100);
     let mut due = Vec::new();
+    let mut was_late = false;
     loop {
         let tick = if wheel.is_empty() { IDLE_TICK } else { TICK };
         let planned = clock.now().after(tick);
@@ -236,8 +279,12 @@ pub async fn run_wheel<E: Env>(wheel: CoreWheel, shards: Vec<Rc<Shard<E>>>, cloc
         let now = clock.now();
         let late = now.since(planned);
         if late >= STALL_MIN {
-            // Input that queued up meanwhile is served before anybody is expired.
             shards.iter().for_each(|shard| shard.stalled(late));
+        }
+        // Input that queued up meanwhile is served before anybody is expired; but a core that is
+        // late each time must expire, too.
+        was_late = late >= STALL_MIN && !was_late;
+        if was_late {
             continue;
         }
         wheel.advance(now, &mut due);

@@ -36,7 +36,7 @@ pub use self::forward::FORWARD_KIND;
 use self::waits::Waits;
 use crate::admin::{CoreHandle, Counter};
 use crate::env::{Clock, Env, MonoTime};
-use crate::lease::{CoreWheel, LeaseTable};
+use crate::lease::{CoreWheel, LeaseTable, ShardTimers};
 use crate::net::ReplyTo;
 use crate::raft::{Group, Leadership, Peers};
 use crate::rt::channels::Notify;
@@ -45,6 +45,9 @@ use crate::rt::channels::Notify;
 pub const TIMEOUT_MS_MAX: u32 = 60_000;
 /// How long a request that names no time waits.
 pub const TIMEOUT_MS_DEFAULT: u32 = 5_000;
+/// Renewals, reads and forwarded requests of one shard that wait at once; above it the answer is
+/// `busy`.
+pub const UNDER_WAY_MAX: usize = 64 * 1024;
 
 /// Where a request came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,7 +80,7 @@ pub struct Shard<E: Env> {
     state: Rc<RefCell<State>>,
     peers: Rc<Peers<E>>,
     clock: E::Clock,
-    wheel: CoreWheel,
+    timers: RefCell<ShardTimers>,
     leases: RefCell<LeaseTable>,
     waits: RefCell<Waits>,
     pending: RefCell<Pending>,
@@ -85,6 +88,10 @@ pub struct Shard<E: Env> {
     proposed: RefCell<BTreeMap<u64, Vec<Slot>>>,
     next_proposal: Cell<u64>,
     work: Notify,
+    /// Something waits whose deadline must be watched.
+    busy_again: Notify,
+    /// Cloned once by each renewal, read and forwarded request that waits.
+    under_way: Rc<()>,
     /// The leadership whose leases run here.
     leading: Cell<Option<Leadership>>,
     stopping: Cell<bool>,
@@ -111,13 +118,15 @@ impl<E: Env> Shard<E> {
             state,
             peers,
             clock,
-            wheel,
+            timers: RefCell::new(ShardTimers::new(id, wheel)),
             leases: RefCell::default(),
             waits: RefCell::default(),
             pending: RefCell::default(),
             proposed: RefCell::default(),
             next_proposal: Cell::new(0),
             work: Notify::new(),
+            busy_again: Notify::new(),
+            under_way: Rc::new(()),
             leading: Cell::new(None),
             stopping: Cell::new(false),
             shards_total,
@@ -164,6 +173,11 @@ impl<E: Env> Shard<E> {
         self.stopping.set(true);
     }
 
+    /// New requests are refused.
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.get()
+    }
+
     /// What `apply` did: wakes waiters, keeps the lease table, feeds the counters.
     pub fn applied(&self, events: &[Event]) {
         count_events(&self.metrics, events);
@@ -194,10 +208,24 @@ impl<E: Env> Shard<E> {
         self.group.leader_hint().unwrap_or(NodeId(0))
     }
 
+    /// The node to forward a request to, if it came from a client and another node leads. This
+    /// node itself may be the leader that has not applied its first entry yet: then nobody can
+    /// answer just now.
+    fn elsewhere(&self, origin: Origin) -> Option<NodeId> {
+        let leader = self.group.leader_hint()?;
+        (origin == Origin::Client && leader != self.peers.node()).then_some(leader)
+    }
+
     /// The leadership under which this node may answer for the shard.
     fn leads(&self) -> Option<Leadership> {
         let leadership = self.group.leadership()?;
         (self.leading.get() == Some(leadership)).then_some(leadership)
+    }
+
+    /// A place among the requests that wait, given back when dropped; `None` if there is none.
+    fn room(&self) -> Option<Rc<()>> {
+        let under_way = Rc::strong_count(&self.under_way) - 1;
+        (under_way < UNDER_WAY_MAX).then(|| Rc::clone(&self.under_way))
     }
 
     fn deadline(&self, timeout_ms: u32) -> MonoTime {

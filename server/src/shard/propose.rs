@@ -3,13 +3,14 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use leasehold_core::Batch as EntryBatch;
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::request::CommandRequest;
-use leasehold_protocol::shard::shard_of;
+use leasehold_protocol::shard::{
+    check_key, check_label, check_mode, check_reason, check_shard, check_ttl_ms, check_value,
+};
 use openraft::AsyncRuntime;
 
 use super::batch::{Batch, PROPOSALS_MAX, Slot, Waiting};
@@ -40,47 +41,67 @@ impl<E: Env> Shard<E> {
             _ => None,
         };
         let deadline = self.deadline(request.timeout_ms);
-        let slot = Slot { waiting: Some(Waiting::Request { to, wait }), deadline };
+        let waiting = Some(Waiting::Request { to, wait });
+        let slot = Slot { waiting, under: None, deadline };
         if self.leads().is_some() {
             self.push(request.command, slot);
-        } else if origin == Origin::Client && self.group.leader_hint().is_some() {
-            self.forward_command(request, slot);
+        } else if let Some(leader) = self.elsewhere(origin) {
+            self.forward_command(leader, request, slot);
         } else {
             self.refuse(slot, ErrorCode::NOT_LEADER);
         }
     }
 
-    /// Proposes a command of the leader's own; `done` hears its outcome or why there is none.
+    /// Proposes a command of the leader's own, under this very leadership or not at all; `done`
+    /// hears its outcome or why there is none.
     pub(super) fn propose_internal(
         self: &Rc<Self>,
+        leadership: Leadership,
         command: Command,
         done: impl FnOnce(Result<Outcome, ErrorCode>) + 'static,
     ) {
         let deadline = self.deadline(super::TIMEOUT_MS_MAX);
-        let slot = Slot { waiting: Some(Waiting::Internal(Box::new(done))), deadline };
+        let waiting = Some(Waiting::Internal(Box::new(done)));
+        let slot = Slot { waiting, under: Some(leadership), deadline };
         self.push(command, slot);
     }
 
+    /// What `apply` would refuse for its form alone does not get as far as the log.
     fn admit(&self, request: &CommandRequest) -> Result<(), ErrorCode> {
         let key = match &request.command {
-            Command::Acquire { key, .. }
-            | Command::Release { key, .. }
-            | Command::ReleaseOwn { key, .. }
-            | Command::ForceRelease { key, .. } => key,
-            Command::Open { .. } | Command::Cancel { .. } | Command::Close { .. } => return Ok(()),
+            Command::Acquire { key, value, mode, own, .. } => {
+                check_value(value)?;
+                check_mode(*mode)?;
+                own.map_or(Ok(0), |own| check_ttl_ms(u64::from(own.ttl_ms)))?;
+                key
+            }
+            Command::Release { key, .. } | Command::ReleaseOwn { key, .. } => key,
+            Command::ForceRelease { key, who, why, .. } => {
+                check_label(who)?;
+                check_reason(why)?;
+                key
+            }
+            Command::Open { ttl_ms, label, .. } => {
+                check_ttl_ms(u64::from(*ttl_ms))?;
+                return check_label(label).map(|_| ());
+            }
+            Command::Cancel { .. } | Command::Close { .. } => return Ok(()),
             Command::Begin { .. }
             | Command::Expire { .. }
             | Command::EndForced { .. }
             | Command::TimeOut { .. } => return Err(ErrorCode::INTERNAL_COMMAND),
         };
-        let ours = shard_of(key, self.shards_total) == self.id;
-        if ours { Ok(()) } else { Err(ErrorCode::WRONG_SHARD) }
+        check_key(key)?;
+        check_shard(self.id, key, self.shards_total)
     }
 
     fn push(self: &Rc<Self>, command: Command, slot: Slot) {
         let pushed = self.pending.borrow_mut().push(command, slot);
         match pushed {
-            Ok(()) => self.work.notify_one(),
+            Ok(()) => {
+                self.work.notify_one();
+                self.busy_again.notify_one();
+            }
             Err(slot) => self.refuse(slot, ErrorCode::BUSY),
         }
     }
@@ -95,27 +116,31 @@ impl<E: Env> Shard<E> {
 
     fn propose_pending(self: &Rc<Self>) {
         while self.proposed.borrow().len() < PROPOSALS_MAX {
-            let batch = self.pending.borrow_mut().take();
-            if batch.commands.is_empty() {
+            if self.pending.borrow().is_empty() {
                 return;
             }
-            match self.leads() {
-                Some(leadership) => self.propose(leadership, batch),
-                None => batch.slots.into_iter().for_each(|s| self.refuse(s, ErrorCode::NOT_LEADER)),
+            let Some(leadership) = self.leads() else {
+                let slots = self.pending.borrow_mut().take_all();
+                return self.refuse_all(slots, ErrorCode::NOT_LEADER);
+            };
+            let wall_ms = self.clock.wall_ms();
+            let mut batch = self.pending.borrow_mut().take(leadership, wall_ms);
+            self.refuse_all(std::mem::take(&mut batch.stale), ErrorCode::NOT_LEADER);
+            if !batch.slots.is_empty() {
+                self.propose(leadership, batch);
             }
         }
     }
 
     fn propose(self: &Rc<Self>, leadership: Leadership, batch: Batch) {
-        let Batch { commands, slots } = batch;
+        let Batch { writer, slots, .. } = batch;
         self.metrics.count(Counter::BatchesProposed);
-        self.metrics.record(Distribution::BatchCommands, commands.len() as u64);
+        self.metrics.record(Distribution::BatchCommands, slots.len() as u64);
         let began = self.clock.now();
-        let entry = EntryBatch { wall_ms: self.clock.wall_ms(), commands };
         let proposal = self.next_proposal.get();
         self.next_proposal.set(proposal + 1);
         self.proposed.borrow_mut().insert(proposal, slots);
-        let entry = EntryData::from(entry.encode());
+        let entry = EntryData::from(writer.finish());
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move {
             let outcome = shard.group.propose(leadership, entry).await;
@@ -135,12 +160,15 @@ impl<E: Env> Shard<E> {
                     self.finish(slot, outcome, NodeId(0));
                 }
             }
-            Err(ProposeError::NotLeader { .. }) => {
-                slots.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::NOT_LEADER));
-            }
-            Err(_) => {
-                slots.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::OUTCOME_UNKNOWN));
-            }
+            Err(error) => self.refuse_all(
+                slots,
+                match error {
+                    ProposeError::NotLeader { .. } => ErrorCode::NOT_LEADER,
+                    ProposeError::NoQuorum => ErrorCode::NO_QUORUM,
+                    ProposeError::TooLong => ErrorCode::BUSY,
+                    _ => ErrorCode::OUTCOME_UNKNOWN,
+                },
+            ),
         }
     }
 
@@ -157,6 +185,10 @@ impl<E: Env> Shard<E> {
                 }
             }
         }
+    }
+
+    fn refuse_all(&self, slots: Vec<Slot>, code: ErrorCode) {
+        slots.into_iter().for_each(|slot| self.refuse(slot, code));
     }
 
     /// Answers a slot with an error.
@@ -186,18 +218,21 @@ impl<E: Env> Shard<E> {
     /// Answers what is overdue, as long as the shard lives. One task.
     pub async fn run_deadlines(self: Rc<Self>) {
         loop {
+            if self.pending.borrow().is_empty() && self.proposed.borrow().is_empty() {
+                self.busy_again.notified().await;
+            }
             E::Rt::sleep(SWEEP_EVERY).await;
             let now = self.clock.now();
             let overdue = self.pending.borrow_mut().take_overdue(now);
-            overdue.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::NO_QUORUM));
+            self.refuse_all(overdue, ErrorCode::NO_QUORUM);
             let mut unknown = Vec::new();
             for slots in self.proposed.borrow_mut().values_mut() {
                 let late = |slot: &&mut Slot| slot.deadline <= now && slot.waiting.is_some();
                 for slot in slots.iter_mut().filter(late) {
-                    unknown.push(Slot { waiting: slot.waiting.take(), deadline: slot.deadline });
+                    unknown.push(Slot { waiting: slot.waiting.take(), ..*slot });
                 }
             }
-            unknown.into_iter().for_each(|slot| self.refuse(slot, ErrorCode::DEADLINE));
+            self.refuse_all(unknown, ErrorCode::DEADLINE);
         }
     }
 }

@@ -16,6 +16,7 @@ use openraft::AsyncRuntime;
 use super::{Origin, Shard};
 use crate::env::{Clock, Env};
 use crate::net::ReplyTo;
+use crate::raft::TransferError;
 
 impl<E: Env> Shard<E> {
     pub(super) fn read(self: &Rc<Self>, request: Request, to: ReplyTo, origin: Origin) {
@@ -30,17 +31,19 @@ impl<E: Env> Shard<E> {
             return to.send(&self.look(&request, true));
         }
         let Some(leadership) = self.leads() else {
-            if origin == Origin::Client && self.group.leader_hint().is_some() {
-                return self.forward(request, timeout_ms, to);
+            if let Some(leader) = self.elsewhere(origin) {
+                return self.forward(leader, request, timeout_ms, to);
             }
             return to.error(ErrorCode::NOT_LEADER, self.leader());
         };
+        let Some(room) = self.room() else { return self.busy(&to) };
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move {
             match shard.confirmed(leadership, timeout_ms).await {
                 Ok(()) => to.send(&shard.look(&request, false)),
                 Err(code) => to.error(code, shard.leader()),
             }
+            drop(room);
         });
     }
 
@@ -95,8 +98,8 @@ impl<E: Env> Shard<E> {
 
     pub(super) fn transfer(self: &Rc<Self>, request: TransferRequest, to: ReplyTo, origin: Origin) {
         if self.leads().is_none() {
-            if origin == Origin::Client && self.group.leader_hint().is_some() {
-                return self.forward(Request::Transfer(request), request.timeout_ms, to);
+            if let Some(leader) = self.elsewhere(origin) {
+                return self.forward(leader, Request::Transfer(request), request.timeout_ms, to);
             }
             return to.error(ErrorCode::NOT_LEADER, self.leader());
         }
@@ -109,8 +112,16 @@ impl<E: Env> Shard<E> {
             let moved = shard.group.transfer(target);
             match E::Rt::timeout(Self::timeout(request.timeout_ms), moved).await {
                 Ok(Ok(_)) => to.send(&Reply::Transferred),
-                Ok(Err(_)) => to.error(ErrorCode::NO_QUORUM, shard.leader()),
-                Err(_) => to.error(ErrorCode::DEADLINE, shard.leader()),
+                Ok(Err(TransferError::NoSuchVoter)) => {
+                    to.error(ErrorCode::NO_SUCH_NODE, shard.leader());
+                }
+                Ok(Err(TransferError::NotLeader { .. })) => {
+                    to.error(ErrorCode::NOT_LEADER, shard.leader());
+                }
+                Ok(Err(TransferError::Unreachable(_))) => {
+                    to.error(ErrorCode::UNREACHABLE, shard.leader());
+                }
+                Ok(Err(_)) | Err(_) => to.error(ErrorCode::DEADLINE, shard.leader()),
             }
         });
     }

@@ -26,18 +26,20 @@ impl<E: Env> Shard<E> {
             return to.error(ErrorCode::TOO_MANY_ITEMS, NodeId(0));
         }
         let Some(leadership) = self.leads() else {
-            if origin == Origin::Client && self.group.leader_hint().is_some() {
+            if let Some(leader) = self.elsewhere(origin) {
                 let timeout_ms = request.timeout_ms;
-                return self.forward(Request::Renew(request), timeout_ms, to);
+                return self.forward(leader, Request::Renew(request), timeout_ms, to);
             }
             return to.error(ErrorCode::NOT_LEADER, self.leader());
         };
+        let Some(room) = self.room() else { return self.busy(&to) };
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move {
             match shard.confirmed(leadership, request.timeout_ms).await {
                 Ok(()) => to.send(&Reply::Renewed(shard.extend(&request.items))),
                 Err(code) => to.error(code, shard.leader()),
             }
+            drop(room);
         });
     }
 

@@ -14,11 +14,11 @@ use leasehold_protocol::outcome::Outcome;
 use crate::net::ReplyTo;
 
 /// Most registered waits of a shard on one node; above it the answer is `busy`.
-pub const WAITS_MAX: usize = 500_000;
+pub(super) const WAITS_MAX: usize = 500_000;
 
 /// Names one registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wait {
+pub(super) struct Wait {
     lease: LeaseId,
     number: Number,
     /// Tells a registration from a later one of the same acquire, sent again by its client.
@@ -27,30 +27,36 @@ pub struct Wait {
 
 /// The registered waits.
 #[derive(Default)]
-pub struct Waits {
+pub(super) struct Waits {
     by_number: BTreeMap<(LeaseId, Number), (u64, ReplyTo)>,
     generation: u64,
 }
 
 impl Waits {
-    /// Registers; `None` if there is no room.
-    pub fn register(&mut self, lease: LeaseId, number: Number, to: ReplyTo) -> Option<Wait> {
+    /// Registers; `None` if there is no room. A registration of the same acquire that this one
+    /// replaces is answered with `resync`: if its client is still there, it sends again, and then
+    /// the newest connection is the living one.
+    pub(super) fn register(&mut self, lease: LeaseId, number: Number, to: ReplyTo) -> Option<Wait> {
         if self.by_number.len() >= WAITS_MAX {
             return None;
         }
         self.generation += 1;
         let generation = self.generation;
-        self.by_number.insert((lease, number), (generation, to));
+        let replaced = self.by_number.insert((lease, number), (generation, to));
+        if let Some((_, replaced)) = replaced {
+            replaced.error(ErrorCode::RESYNC, NodeId(0));
+        }
         Some(Wait { lease, number, generation })
     }
 
     /// The outcome of the acquire command itself arrived (`None`: an error did). Says whether its
     /// client still waits for it, and forgets the wait unless it goes on in the queue.
-    pub fn settle(&mut self, wait: Wait, outcome: Option<&Outcome>) -> bool {
+    pub(super) fn settle(&mut self, wait: Wait, outcome: Option<&Outcome>) -> bool {
         let name = (wait.lease, wait.number);
         match self.by_number.get(&name) {
             None => false,
-            Some((generation, _)) if *generation != wait.generation => true,
+            // Replaced, and told so.
+            Some((generation, _)) if *generation != wait.generation => false,
             Some(_) => {
                 if !matches!(outcome, Some(Outcome::Queued { .. })) {
                     self.by_number.remove(&name);
@@ -61,7 +67,7 @@ impl Waits {
     }
 
     /// Tells the clients whose waits end with `events`.
-    pub fn applied(&mut self, events: &[Event]) {
+    pub(super) fn applied(&mut self, events: &[Event]) {
         for event in events {
             if let EventKind::WaitEnded { lease, number, outcome, .. } = &event.kind
                 && let Some((_, to)) = self.by_number.remove(&(*lease, *number))
@@ -72,19 +78,9 @@ impl Waits {
     }
 
     /// Events may have been skipped: every client must ask again under its number.
-    pub fn resync(&mut self) {
+    pub(super) fn resync(&mut self) {
         for (_, to) in std::mem::take(&mut self.by_number).into_values() {
             to.error(ErrorCode::RESYNC, NodeId(0));
         }
-    }
-
-    /// Registered waits.
-    pub fn len(&self) -> usize {
-        self.by_number.len()
-    }
-
-    /// None is registered.
-    pub fn is_empty(&self) -> bool {
-        self.by_number.is_empty()
     }
 }

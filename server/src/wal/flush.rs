@@ -103,7 +103,9 @@ async fn sync_and_complete<E: Env>(
         return Err((*failure).clone());
     }
     let durable = inner.staging.borrow_mut().complete(stored);
-    durable.into_iter().for_each(|done| done(Ok(())));
+    for done in durable {
+        done(Ok(()));
+    }
     inner.progress.notify();
     Ok(())
 }

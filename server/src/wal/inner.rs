@@ -99,7 +99,9 @@ impl<E: Env> Inner<E> {
         let failure = Arc::new(failure);
         *self.failure.borrow_mut() = Some(failure.clone());
         let abandoned = self.staging.borrow_mut().abandon();
-        abandoned.into_iter().for_each(|done| done(Err(WalFailed::Failed(failure.clone()))));
+        for done in abandoned {
+            done(Err(WalFailed::Failed(failure.clone())));
+        }
         self.notify_all();
     }
 

@@ -123,15 +123,13 @@ async fn take_blank<D: Disk>(
         ready.push_back((*number, opened.map_err(|e| WalError::io("map", &name, e))?));
     }
     let mut next_number = survey.number_max() + 1;
-    let first = match ready.pop_front() {
-        Some(blank) => blank,
-        None => {
-            let name = segment_name(next_number);
-            let made = make_segment(disk, next_number, segment_len).await;
-            next_number += 1;
-            made.map_err(|source| WalError::io("make", &name, source))?
-        }
-    };
+    if ready.is_empty() {
+        let name = segment_name(next_number);
+        let made = make_segment(disk, next_number, segment_len).await;
+        ready.push_back(made.map_err(|source| WalError::io("make", &name, source))?);
+        next_number += 1;
+    }
+    let first = ready.pop_front().expect("there is at least one");
     Ok((first, Spares::new(ready, next_number)))
 }
 

@@ -86,7 +86,9 @@ impl Staging {
             let Op::Entry { index, .. } = op else { unreachable!("only entries are appended") };
             assert!(range.push(*index), "shard {shard}: entry {index} does not follow {range:?}");
         }
-        ops.into_iter().for_each(|op| self.push(shard, Some(op), None));
+        for op in ops {
+            self.push(shard, Some(op), None);
+        }
         match self.queue.back_mut() {
             // The last staged record may be older than this call if there was no entry: the
             // callback still must not come before it.

@@ -187,7 +187,9 @@ impl History {
 /// Commit positions are saved lazily: they are checked by themselves.
 pub fn without_committed(state: &State) -> State {
     let mut state = state.clone();
-    state.values_mut().for_each(|shard| shard.committed = None);
+    for shard in state.values_mut() {
+        shard.committed = None;
+    }
     state
 }
 

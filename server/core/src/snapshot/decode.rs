@@ -3,6 +3,7 @@
 use alloc::rc::Rc;
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::cmp::Ordering;
 
 use leasehold_protocol::codec;
 use leasehold_protocol::ids::LeaseId;
@@ -10,11 +11,11 @@ use leasehold_protocol::limits::LEASES_MAX;
 
 use super::item::{Header, HoldItem, Item, ItemKind, LeaseItem, RecordItem, WaiterItem};
 use super::{BLOCK_HEADER_LEN, BLOCK_LEN_MAX, MAGIC, PRELUDE_LEN, SNAPSHOT_VERSION};
-use crate::blob::{Blob, Key};
-use crate::cow::Map;
+use crate::blob::{Blob, Key, KeyRef};
+use crate::cow::Probe;
 use crate::digest;
-use crate::invariants;
-use crate::memory::{Answer, Kind, Memory, Record};
+use crate::invariants::Checker;
+use crate::memory::{Answer, Kind, Record};
 use crate::state::{CLAIMS_MAX, State};
 use crate::table::{Claim, Forced, Hold, KeyState, Lease, Waiter};
 
@@ -92,6 +93,8 @@ struct Build {
     lease: LeaseId,
     /// The key whose holds and waiters come now.
     key: Option<Key>,
+    /// Once everything was read.
+    checker: Option<Checker>,
 }
 
 impl Decoder {
@@ -113,17 +116,49 @@ impl Decoder {
         result
     }
 
-    /// The state, if the snapshot is complete and sound in every respect.
-    pub fn finish(self) -> Result<State, SnapshotError> {
-        if let Some(error) = self.failed {
-            return Err(error);
+    /// Checks up to `items` leases and keys of the state that was read; true when all are found
+    /// right. `finish` checks what is left at once: for a large state that takes a while (some
+    /// microseconds per item), which a caller on a core spreads with this.
+    pub fn check(&mut self, items: usize) -> Result<bool, SnapshotError> {
+        if let Some(error) = &self.failed {
+            return Err(error.clone());
         }
-        let Some(Build { mut state, header, .. }) = self.build.filter(|_| self.ended) else {
+        let result = self.check_some(items);
+        if let Err(error) = &result {
+            self.failed = Some(error.clone());
+            self.build = None;
+        }
+        result
+    }
+
+    fn check_some(&mut self, items: usize) -> Result<bool, SnapshotError> {
+        let Some(build) = self.build.as_mut().filter(|_| self.ended) else {
             return Err(SnapshotError::Truncated);
         };
-        state.sum = digest::recompute(&state);
-        invariants::check(&state).map_err(SnapshotError::Inconsistent)?;
-        if state.digest() == header.digest { Ok(state) } else { Err(SnapshotError::Digest) }
+        let checker = match &mut build.checker {
+            Some(checker) => checker,
+            none => {
+                let checker = Checker::new(&build.state).map_err(SnapshotError::Inconsistent)?;
+                none.insert(checker)
+            }
+        };
+        if !checker.step(items).map_err(SnapshotError::Inconsistent)? {
+            return Ok(false);
+        }
+        build.state.sum = checker.sum();
+        if build.state.digest() == build.header.digest {
+            Ok(true)
+        } else {
+            Err(SnapshotError::Digest)
+        }
+    }
+
+    /// The state, if the snapshot is complete and sound in every respect.
+    pub fn finish(mut self) -> Result<State, SnapshotError> {
+        while !self.check(usize::MAX)? {}
+        let Build { state, checker, .. } = self.build.expect("it was checked");
+        drop(checker);
+        Ok(state)
     }
 
     fn take(&mut self, mut bytes: &[u8]) -> Result<(), SnapshotError> {
@@ -239,7 +274,7 @@ impl Build {
         state.begun = header.begun;
         state.last_token = header.last_token;
         state.last_lease = header.last_lease;
-        Self { state, header, lease: LeaseId(0), key: None }
+        Self { state, header, lease: LeaseId(0), key: None, checker: None }
     }
 
     fn lease(&mut self, item: &LeaseItem) -> Result<(), &'static str> {
@@ -250,17 +285,12 @@ impl Build {
             return Err("too many leases");
         }
         self.lease = item.lease;
-        let lease = Lease {
-            ttl_ms: item.ttl_ms,
-            secret: item.secret,
-            label: Blob::new(&item.label),
-            own: item.own,
-            version: item.version,
-            memory: Memory { floor: item.floor, ..Memory::default() },
-            claims: Map::default(),
-            waits: 0,
-        };
-        self.state.leases.insert(item.lease, lease);
+        let label = Blob::new(&item.label);
+        let mut lease = Lease::new(item.ttl_ms, item.secret, label, item.own);
+        lease.version = item.version;
+        lease.memory.floor = item.floor;
+        lease.base = digest::lease_base(item.lease, &lease);
+        self.state.leases.insert(item.lease, Rc::new(lease));
         Ok(())
     }
 
@@ -268,7 +298,7 @@ impl Build {
         if item.lease != self.lease || self.key.is_some() {
             return Err("a record without its lease");
         }
-        let lease = self.state.leases.get_mut(&item.lease).ok_or("a record without its lease")?;
+        let lease = self.state.leases.lease_mut(item.lease).ok_or("a record without its lease")?;
         let record = Record {
             kind: match item.kind {
                 ItemKind::Acquire => Kind::Acquire,
@@ -291,13 +321,14 @@ impl Build {
 
     /// The entry of the key that holds and waiters come for; keys come in order.
     fn entry(&mut self, key: &[u8]) -> Result<(Key, &mut KeyState), &'static str> {
-        let same = self.key.as_ref().filter(|current| ***current == *key).cloned();
-        let key = match (same, &self.key) {
-            (Some(current), _) => current,
-            (None, Some(current)) if **current >= *key => return Err("a key out of order"),
-            (None, _) => {
-                let key = Key::from(key);
-                self.state.keys.insert(key.clone(), KeyState::default());
+        let key = KeyRef::new(key);
+        let key = match self.key.as_ref().map(|last| (last, key.cmp_with(last))) {
+            Some((last, Ordering::Equal)) => last.clone(),
+            Some((_, Ordering::Less)) => return Err("a key out of order"),
+            Some((_, Ordering::Greater)) | None => {
+                let key = key.to_key();
+                self.state.keys.insert(key.clone(), Rc::default());
+                self.state.names.insert(key.name().clone(), ());
                 key
             }
         };
@@ -306,12 +337,12 @@ impl Build {
             return Err("too many holds and waiters");
         }
         self.state.claims += 1;
-        let entry = self.state.keys.get_mut(&key).expect("it was inserted");
+        let entry = self.state.keys.entry_mut(&key).expect("it was inserted");
         Ok((key, entry))
     }
 
     fn claim(&mut self, lease: LeaseId, number: u64, claim: Claim) -> Result<(), &'static str> {
-        let lease = self.state.leases.get_mut(&lease).ok_or("a claim of a dead lease")?;
+        let lease = self.state.leases.lease_mut(lease).ok_or("a claim of a dead lease")?;
         lease.waits += usize::from(matches!(claim, Claim::Wait(_)));
         match lease.claims.insert(number, claim) {
             None => Ok(()),

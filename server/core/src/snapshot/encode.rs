@@ -1,7 +1,11 @@
 //! Taking a snapshot, chunk by chunk.
+//!
+//! The frozen tables are consumed as they are written, so that each tree node is given up as soon
+//! as its content is in a chunk: from then on the live state need not copy it, and at the end
+//! there is no pile of old nodes to free at once.
 
+use alloc::rc::Rc;
 use alloc::vec::Vec;
-use core::ops::Bound;
 
 use leasehold_protocol::codec;
 use leasehold_protocol::ids::{LeaseId, Number};
@@ -9,122 +13,115 @@ use leasehold_protocol::ids::{LeaseId, Number};
 use super::item::{
     End, ForcedItem, Header, HoldItem, Item, ItemKind, LeaseItem, RecordItem, WaiterItem,
 };
-use super::{CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
+use super::{BLOCK_HEADER_LEN, CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
 use crate::blob::Key;
+use crate::cow::IntoIter;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
 use crate::table::{Hold, KeyState, Lease, Waiter};
 
-/// Where the encoder stands: what comes next is what follows this.
-enum Cursor {
-    Start,
-    Lease(LeaseId),
-    Record(LeaseId, u64),
-    LateRecord(LeaseId, u64),
-    Key(Option<Key>),
-    Hold(Key, LeaseId),
-    Waiter(Key, Option<u64>),
-    Done,
-}
-
 /// Yields a snapshot in chunks of at most `CHUNK_LEN` and one item. Chunk borders mean nothing to
 /// the decoder.
 pub struct Encoder {
-    state: State,
-    cursor: Cursor,
+    header: Option<Header>,
+    leases: IntoIter<LeaseId, Rc<Lease>>,
+    memory: Option<MemoryLeft>,
+    keys: IntoIter<Key, Rc<KeyState>>,
+    key: Option<KeyLeft>,
+    ended: bool,
     checksum: u32,
     items: u64,
+    begun: bool,
+}
+
+/// What is left to write of one lease's memory.
+struct MemoryLeft {
+    lease: LeaseId,
+    records: IntoIter<u64, Record>,
+    late: IntoIter<u64, Record>,
+}
+
+/// What is left to write of one key.
+struct KeyLeft {
+    key: Key,
+    holds: IntoIter<LeaseId, Hold>,
+    queue: IntoIter<u64, Waiter>,
 }
 
 impl Encoder {
     /// Freezes the state as it is now.
     pub fn new(state: &State) -> Self {
-        Self { state: state.clone(), cursor: Cursor::Start, checksum: 0, items: 0 }
-    }
-
-    /// The next item; moves the cursor on.
-    fn next_item(&mut self) -> Option<Item> {
-        while !matches!(self.cursor, Cursor::Done) {
-            let (cursor, item) = self.step();
-            self.cursor = cursor;
-            if item.is_some() {
-                return item;
-            }
-        }
-        None
-    }
-
-    /// One step of the walk: where it leads, and the item that was found there, if any.
-    fn step(&self) -> (Cursor, Option<Item>) {
-        match &self.cursor {
-            Cursor::Done => (Cursor::Done, None),
-            Cursor::Start => (Cursor::Lease(LeaseId(0)), Some(self.header())),
-            Cursor::Lease(after) => match after_in(&self.state.leases, after) {
-                Some((id, lease)) => (Cursor::Record(*id, 0), Some(lease_item(*id, lease))),
-                None => (Cursor::Key(None), None),
-            },
-            Cursor::Record(id, after) => match after_in(&self.lease(*id).memory.records, after) {
-                Some((number, record)) => {
-                    let item = record_item(*id, *number, record, false);
-                    (Cursor::Record(*id, *number), Some(item))
-                }
-                None => (Cursor::LateRecord(*id, 0), None),
-            },
-            Cursor::LateRecord(id, after) => match after_in(&self.lease(*id).memory.late, after) {
-                Some((number, record)) => {
-                    let item = record_item(*id, *number, record, true);
-                    (Cursor::LateRecord(*id, *number), Some(item))
-                }
-                None => (Cursor::Lease(*id), None),
-            },
-            Cursor::Key(after) => self.step_to_key(after.as_ref()),
-            Cursor::Hold(key, after) => match after_in(&self.key(key).holds, after) {
-                Some((lease, hold)) => {
-                    (Cursor::Hold(key.clone(), *lease), Some(hold_item(key, *lease, hold)))
-                }
-                None => (Cursor::Waiter(key.clone(), None), None),
-            },
-            Cursor::Waiter(key, after) => self.step_to_waiter(key, *after),
-        }
-    }
-
-    fn step_to_key(&self, after: Option<&Key>) -> (Cursor, Option<Item>) {
-        let keys = &self.state.keys;
-        match after.map_or_else(|| keys.first(), |after| after_in(keys, after)) {
-            Some((key, _)) => (Cursor::Hold(key.clone(), LeaseId(0)), None),
-            None => (Cursor::Done, Some(Item::End(End { items: self.items }))),
-        }
-    }
-
-    fn step_to_waiter(&self, key: &Key, after: Option<u64>) -> (Cursor, Option<Item>) {
-        let queue = &self.key(key).queue;
-        match after.map_or_else(|| queue.first(), |after| after_in(queue, &after)) {
-            Some((place, waiter)) => {
-                let item = waiter_item(key, *place, waiter);
-                (Cursor::Waiter(key.clone(), Some(*place)), Some(item))
-            }
-            None => (Cursor::Key(Some(key.clone())), None),
-        }
-    }
-
-    fn lease(&self, id: LeaseId) -> &Lease {
-        self.state.leases.get(&id).expect("the state is frozen")
-    }
-
-    fn key(&self, key: &Key) -> &KeyState {
-        self.state.keys.get(key).expect("the state is frozen")
-    }
-
-    fn header(&self) -> Item {
-        let state = &self.state;
-        Item::Header(Header {
+        let header = Header {
             shard: state.shard,
             revision: state.revision,
             begun: state.begun,
             last_token: state.last_token,
             last_lease: state.last_lease,
             digest: state.digest(),
-        })
+        };
+        Self {
+            header: Some(header),
+            leases: state.leases.clone().into_iter(),
+            memory: None,
+            keys: state.keys.clone().into_iter(),
+            key: None,
+            ended: false,
+            checksum: 0,
+            items: 0,
+            begun: false,
+        }
+    }
+
+    fn next_item(&mut self) -> Option<Item> {
+        if let Some(header) = self.header.take() {
+            return Some(Item::Header(header));
+        }
+        if let Some(item) = self.memory.as_mut().and_then(MemoryLeft::next_item) {
+            return Some(item);
+        }
+        if let Some((id, lease)) = self.leases.next() {
+            self.memory = Some(MemoryLeft {
+                lease: id,
+                records: lease.memory.records.clone().into_iter(),
+                late: lease.memory.late.clone().into_iter(),
+            });
+            return Some(lease_item(id, &lease));
+        }
+        self.memory = None;
+        loop {
+            if let Some(item) = self.key.as_mut().and_then(KeyLeft::next_item) {
+                return Some(item);
+            }
+            let Some((key, entry)) = self.keys.next() else { break };
+            let holds = entry.holds.clone().into_iter();
+            let queue = entry.queue.clone().into_iter();
+            self.key = Some(KeyLeft { key, holds, queue });
+        }
+        if self.ended {
+            return None;
+        }
+        (self.ended, self.key) = (true, None);
+        Some(Item::End(End { items: self.items }))
+    }
+}
+
+impl MemoryLeft {
+    fn next_item(&mut self) -> Option<Item> {
+        if let Some((number, record)) = self.records.next() {
+            return Some(record_item(self.lease, number, &record, false));
+        }
+        let (number, record) = self.late.next()?;
+        Some(record_item(self.lease, number, &record, true))
+    }
+}
+
+impl KeyLeft {
+    fn next_item(&mut self) -> Option<Item> {
+        if let Some((lease, hold)) = self.holds.next() {
+            return Some(hold_item(&self.key, lease, &hold));
+        }
+        let (place, waiter) = self.queue.next()?;
+        Some(waiter_item(&self.key, place, &waiter))
     }
 }
 
@@ -132,16 +129,17 @@ impl Iterator for Encoder {
     type Item = Vec<u8>;
 
     fn next(&mut self) -> Option<Vec<u8>> {
-        if matches!(self.cursor, Cursor::Done) {
+        if self.ended {
             return None;
         }
         let mut chunk = Vec::with_capacity(CHUNK_LEN + CHUNK_LEN / 8);
-        if matches!(self.cursor, Cursor::Start) {
+        if !self.begun {
+            self.begun = true;
             chunk.extend_from_slice(&MAGIC);
             chunk.extend_from_slice(&SNAPSHOT_VERSION.to_le_bytes());
         }
         let head = chunk.len();
-        chunk.extend_from_slice(&[0; super::BLOCK_HEADER_LEN]);
+        chunk.extend_from_slice(&[0; BLOCK_HEADER_LEN]);
         let start = chunk.len();
         while chunk.len() - start < CHUNK_LEN
             && let Some(item) = self.next_item()
@@ -163,13 +161,6 @@ fn append(chunk: &mut Vec<u8>, item: &Item) {
     codec::encode_into(item, chunk);
     let len = (chunk.len() - at - 4) as u32;
     chunk[at..at + 4].copy_from_slice(&len.to_le_bytes());
-}
-
-fn after_in<'a, K: Ord + Clone, V: Clone>(
-    map: &'a crate::cow::Map<K, V>,
-    after: &K,
-) -> Option<(&'a K, &'a V)> {
-    map.iter_from(Bound::Excluded(after)).next()
 }
 
 fn lease_item(id: LeaseId, lease: &Lease) -> Item {

@@ -79,6 +79,16 @@ impl Class {
         }
     }
 
+    /// For log lines and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bulk => "bulk",
+            Self::Heartbeat => "heartbeat",
+            Self::Snapshot => "snapshot",
+            Self::Forward => "forward",
+        }
+    }
+
     pub(super) fn of_lane(lane: u8) -> Option<Self> {
         [Self::Bulk, Self::Heartbeat, Self::Snapshot, Self::Forward]
             .into_iter()

@@ -2,7 +2,8 @@
 //!
 //! A connection is made by a task of its own, so that a caller that gives up early does not take
 //! the attempt with it. After a failure the next attempt waits, longer each time, and callers get
-//! the last reason at once.
+//! the last reason at once. A connection on which an answer is due and nothing at all is heard is
+//! closed by a timer, so that those who wait on it learn that soon, though nobody sends any more.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -28,7 +29,9 @@ const BACK_OFF_FIRST: Duration = Duration::from_millis(20);
 const BACK_OFF_LONGEST: Duration = Duration::from_secs(1);
 /// A connection on which something was asked and nothing at all was heard for so long, not even the
 /// answer to a ping at half that time, is given up.
-pub(crate) const SILENCE_MAX: Duration = Duration::from_secs(1);
+const SILENCE_MAX: Duration = Duration::from_secs(1);
+/// How often that is looked at while an answer is due.
+const WATCH_EVERY: Duration = Duration::from_millis(250);
 
 #[derive(Default)]
 pub(super) struct Lane {
@@ -73,16 +76,11 @@ impl Lane {
         }
     }
 
-    fn live(&self, now: MonoTime) -> Option<Rc<Connection>> {
+    fn live(&self) -> Option<Rc<Connection>> {
         let state = self.state.borrow();
         let State::Live(connection) = &*state else { return None };
         let connection = connection.clone();
         drop(state);
-        match connection.silent_since().map(|at| now.since(at)) {
-            Some(silence) if silence > SILENCE_MAX => connection.fail_all(),
-            Some(silence) if silence > SILENCE_MAX / 2 => connection.outbox.ping(),
-            _ => {}
-        }
         if connection.outbox.is_closed() {
             self.state.replace(State::Idle);
             return None;
@@ -129,11 +127,10 @@ impl<E: Env> Peers<E> {
     ) -> Result<Rc<Connection>, PeerError> {
         let lane = self.lane(node, class);
         loop {
-            let now = self.clock.now();
-            if let Some(connection) = lane.live(now) {
+            if let Some(connection) = lane.live() {
                 return Ok(connection);
             }
-            if lane.may_connect(now)? {
+            if lane.may_connect(self.clock.now())? {
                 let known = self.book.borrow().get(&node).cloned().unwrap_or_default();
                 let addr = known.peer_addr.ok_or(PeerError::UnknownNode)?;
                 lane.state.replace(State::Connecting);
@@ -150,8 +147,12 @@ impl<E: Env> Peers<E> {
         let made = E::Rt::timeout(CONNECT_TIMEOUT, self.dial(node, class, &addr)).await;
         let reason = match made {
             Ok(Ok((connection, inbox))) => {
+                if lane.failures.get() > 0 {
+                    tracing::info!(peer = node.0, lane = class.name(), "reached again");
+                }
                 lane.connected(connection.clone());
-                read_answers(&connection, inbox).await;
+                let answers = read_answers(&connection, inbox);
+                E::Rt::select2(answers, self.watch(&connection)).await;
                 connection.fail_all();
                 return;
             }
@@ -161,6 +162,10 @@ impl<E: Env> Peers<E> {
             }
             Err(_) => format!("{addr}: not connected within {CONNECT_TIMEOUT:?}"),
         };
+        // Said once until it is reached again, however often it is tried.
+        if lane.failures.get() == 0 {
+            tracing::warn!(peer = node.0, lane = class.name(), "not reached: {reason}");
+        }
         let jitter = E::Rt::thread_rng().next_u32();
         lane.failed(self.clock.now(), f64::from(jitter) / f64::from(u32::MAX), reason);
     }
@@ -194,10 +199,23 @@ impl<E: Env> Peers<E> {
         Ok((connection, Inbox::new(reader, self.clock.clone(), decoder)))
     }
 
-    /// Asks the other side for a sign of life if it is silent, and closes the connection if it has
-    /// been for too long.
-    pub(crate) fn give_up_silent(&self, node: NodeId, class: Class) {
-        let _live = self.lane(node, class).live(self.clock.now());
+    /// Asks a silent peer that owes an answer for a sign of life; ready when none came.
+    async fn watch(&self, connection: &Connection) {
+        loop {
+            connection.answer_due().await;
+            let before = self.clock.now();
+            E::Rt::sleep(WATCH_EVERY).await;
+            let now = self.clock.now();
+            if now.since(before) > 2 * WATCH_EVERY {
+                // This node stood still: what came meanwhile is read before anybody is blamed.
+                continue;
+            }
+            match connection.silent_since().map(|at| now.since(at)) {
+                Some(silence) if silence > SILENCE_MAX => return,
+                Some(silence) if silence > SILENCE_MAX / 2 => connection.outbox.ping(),
+                _ => {}
+            }
+        }
     }
 
     /// Asks the connections of a process that another one claims to be for a sign of life, and

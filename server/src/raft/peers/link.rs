@@ -61,6 +61,8 @@ struct Outgoing {
 pub(super) enum Shut {
     Full,
     Closed,
+    /// The frame is longer than a peer takes; others still pass.
+    TooLarge,
 }
 
 impl Outbox {
@@ -101,7 +103,7 @@ impl Outbox {
         }
         let mut bytes = Vec::new();
         let header = Header::new(kind, RequestId(id));
-        frame::append(header, PEER_BODY_MAX, &mut bytes, write_body).map_err(|_| Shut::Full)?;
+        frame::append(header, PEER_BODY_MAX, &mut bytes, write_body).map_err(|_| Shut::TooLarge)?;
         self.queued_bytes.set(self.queued_bytes.get() + bytes.len());
         self.queue.borrow_mut().push_back(Outgoing { id, bytes, stamp });
         self.pushed.raise();
@@ -159,12 +161,10 @@ pub(super) async fn write_loop<E: Env>(
             outbox.pushed.since(version).await;
             continue;
         }
-        match E::Rt::timeout(WRITE_TIMEOUT, writer.write_all(&bytes)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(_)) | Err(_) => {
-                outbox.close();
-                return;
-            }
+        let written = E::Rt::timeout(WRITE_TIMEOUT, writer.write_all(&bytes)).await;
+        if !matches!(written, Ok(Ok(()))) {
+            outbox.close();
+            return;
         }
         if bytes.capacity() > 2 * WRITE_LEN {
             bytes = Vec::new();
@@ -214,6 +214,8 @@ pub(super) struct Connection {
     last_id: Cell<u64>,
     /// When the first request was queued after the other side was last heard.
     asked: Cell<MonoTime>,
+    /// Raised by each request.
+    requested: Signal,
 }
 
 #[derive(Default)]
@@ -225,7 +227,7 @@ struct Slot {
 impl Connection {
     pub(super) fn new(info: PeerInfo, outbox: Rc<Outbox>) -> Rc<Self> {
         let (pending, last_id, asked) = (RefCell::default(), Cell::new(0), Cell::default());
-        Rc::new(Self { info, outbox, pending, last_id, asked })
+        Rc::new(Self { info, outbox, pending, last_id, asked, requested: Signal::default() })
     }
 
     /// Queues a request; its answer comes through the returned future.
@@ -244,11 +246,13 @@ impl Connection {
         self.outbox.push(kind, id, stamp, write_body).map_err(|shut| match shut {
             Shut::Full => PeerError::Busy,
             Shut::Closed => PeerError::Closed,
+            Shut::TooLarge => PeerError::TooLarge,
         })?;
         if self.asked.get() <= self.outbox.heard() {
             self.asked.set(now);
         }
         self.pending.borrow_mut().insert(id, Slot::default());
+        self.requested.raise();
         Ok(Answer { connection: self.clone(), id })
     }
 
@@ -271,9 +275,22 @@ impl Connection {
         }
     }
 
-    /// Since when something was asked and nothing at all was heard; `None` if neither.
+    /// Since when nothing at all was heard although an answer is due; `None` if none is.
     pub(super) fn silent_since(&self) -> Option<MonoTime> {
-        Some(self.asked.get()).filter(|asked| *asked > self.outbox.heard())
+        let (asked, heard) = (self.asked.get(), self.outbox.heard());
+        let due = asked > heard || !self.pending.borrow().is_empty();
+        due.then(|| asked.max(heard))
+    }
+
+    /// Ready once an answer is due.
+    pub(super) async fn answer_due(&self) {
+        loop {
+            let version = self.requested.version();
+            if self.silent_since().is_some() {
+                return;
+            }
+            self.requested.since(version).await;
+        }
     }
 }
 
@@ -289,13 +306,11 @@ impl Future for Answer {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut pending = self.connection.pending.borrow_mut();
         let slot = pending.get_mut(&self.id).expect("the slot lives as long as its future");
-        match slot.answer.take() {
-            Some(answer) => Poll::Ready(answer),
-            None => {
-                slot.waker = Some(cx.waker().clone());
-                Poll::Pending
-            }
+        if let Some(answer) = slot.answer.take() {
+            return Poll::Ready(answer);
         }
+        slot.waker = Some(cx.waker().clone());
+        Poll::Pending
     }
 }
 

@@ -12,9 +12,9 @@ mod lane;
 mod link;
 mod serve;
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
@@ -29,12 +29,12 @@ use handshake::Refusal;
 use identity::Connected;
 pub use identity::{Class, Identity, PeerInfo};
 use lane::Lane;
-pub(crate) use lane::SILENCE_MAX;
 pub(crate) use link::Answer;
 
 use crate::env::{Clock, Env, MonoTime};
 use crate::raft::message::RaftMessage;
 use crate::raft::rounds::Stamp;
+use crate::raft::signal::Signal;
 use crate::raft::types::Membership;
 
 /// Why a peer gave no answer.
@@ -50,6 +50,9 @@ pub enum PeerError {
     /// Not sent: too much is queued on the connection or waits for an answer.
     #[error("too much is queued for the node")]
     Busy,
+    /// Not sent: it is longer than a frame between nodes may be.
+    #[error("longer than a frame between nodes may be")]
+    TooLarge,
     /// Not sent: the leadership it was queued under is over.
     #[error("the leadership it was queued under is over")]
     Superseded,
@@ -75,7 +78,14 @@ pub enum PeerError {
 impl PeerError {
     /// The request was certainly not handed to the peer.
     pub fn not_sent(&self) -> bool {
-        matches!(self, Self::UnknownNode | Self::Unreachable(_) | Self::Busy | Self::Superseded)
+        match self {
+            Self::Closed | Self::TimedOut | Self::Refused { .. } | Self::Malformed => false,
+            Self::UnknownNode
+            | Self::Unreachable(_)
+            | Self::Busy
+            | Self::TooLarge
+            | Self::Superseded => true,
+        }
     }
 }
 
@@ -117,13 +127,16 @@ pub struct Peers<E: Env> {
     book: RefCell<BTreeMap<NodeId, Known>>,
     lanes: RefCell<BTreeMap<(NodeId, Class), Rc<Lane>>>,
     connected: RefCell<Connected>,
-    groups: RefCell<BTreeMap<ShardId, Rc<dyn RaftService>>>,
+    groups: RefCell<BTreeMap<ShardId, Weak<dyn RaftService>>>,
     service: RefCell<Option<Rc<dyn PeerService>>>,
     said: RefCell<BTreeMap<(NodeId, ErrorCode), MonoTime>>,
+    served: Cell<usize>,
+    /// Accepted connections that have not proved the secret, oldest first; raised to end one.
+    greeting: RefCell<VecDeque<Rc<Signal>>>,
 }
 
 /// The same refusal of the same node is logged at most this often.
-const SAY_AGAIN_AFTER: Duration = Duration::from_secs(60);
+const SAY_AGAIN_AFTER: Duration = Duration::from_mins(1);
 
 impl<E: Env> Peers<E> {
     /// Without addresses, groups and service: those are told later. `shard` is any shard of this
@@ -140,6 +153,8 @@ impl<E: Env> Peers<E> {
             groups: RefCell::default(),
             service: RefCell::default(),
             said: RefCell::default(),
+            served: Cell::new(0),
+            greeting: RefCell::default(),
         })
     }
 
@@ -194,7 +209,7 @@ impl<E: Env> Peers<E> {
         self.service.replace(Some(service));
     }
 
-    pub(crate) fn register(&self, shard: ShardId, group: Rc<dyn RaftService>) {
+    pub(crate) fn register(&self, shard: ShardId, group: Weak<dyn RaftService>) {
         self.groups.borrow_mut().insert(shard, group);
     }
 
@@ -269,7 +284,8 @@ impl<E: Env> Peers<E> {
         Err(Refusal::new(ErrorCode::FOREIGN_DISK, text))
     }
 
-    /// Logs a failed handshake; the same thing once in a while only.
+    /// Logs a failed handshake; the same thing once in a while only. Nobody proved that it is
+    /// `node`, so ids that no cluster told of count as one: what is kept stays small.
     fn say(&self, node: NodeId, error: &HandshakeError) {
         let code = match error {
             HandshakeError::Refused { code, .. } | HandshakeError::RefusedByPeer { code, .. } => {
@@ -279,9 +295,11 @@ impl<E: Env> Peers<E> {
             HandshakeError::Broken(_) => return,
         };
         let now = self.clock.now();
+        let known = self.book.borrow().contains_key(&node);
+        let key = (if known { node } else { NodeId(0) }, code);
         let mut said = self.said.borrow_mut();
-        said.retain(|_, at| now.since(*at) < SAY_AGAIN_AFTER);
-        if said.insert((node, code), now).is_none() {
+        if said.get(&key).is_none_or(|at| now.since(*at) >= SAY_AGAIN_AFTER) {
+            said.insert(key, now);
             tracing::warn!(peer = node.0, "peer connection: {error}");
         }
     }
@@ -292,3 +310,6 @@ impl<E: Env> Peers<E> {
         challenge
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@
 //! log; answers go out as they are ready. Reading stops while too many are under way.
 
 use std::cell::Cell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -14,10 +14,11 @@ use leasehold_protocol::frame;
 use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::peer::{self, PeerIdentity, PeerRefusal};
 use openraft::AsyncRuntime;
+use openraft::async_runtime::Select2;
 
 use super::handshake::{self, Wire};
 use super::identity::PeerInfo;
-use super::link::{self, Inbox, Outbox};
+use super::link::{self, Inbox, Outbox, Shut};
 use super::{HandshakeError, Peers};
 use crate::env::{Clock, Env, Net};
 use crate::raft::message::RaftMessage;
@@ -25,6 +26,12 @@ use crate::raft::signal::Signal;
 
 /// Longest time of an accepted connection's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections of this core that proved the secret, at most; more are closed at once. Each core of
+/// each peer makes four, and as many again while they are made anew.
+const SERVED_MAX: usize = 1024;
+/// Connections that shake hands, at most. One more ends the oldest, so that strangers who only
+/// connect keep no peer out: a peer needs a few round trips.
+const GREETING_MAX: usize = 64;
 /// Most requests of one connection that are worked on.
 const UNDER_WAY_MAX: usize = 1024;
 /// A connection on which nothing came for so long is asked for a sign of life, and after twice
@@ -45,25 +52,59 @@ impl<E: Env> Peers<E> {
         mut reader: <E::Net as Net>::Reader,
         mut writer: <E::Net as Net>::Writer,
     ) {
-        let greeted = self.greet(&mut reader, &mut writer);
-        let (info, decoder) = match E::Rt::timeout(HANDSHAKE_TIMEOUT, greeted).await {
-            Ok(Ok(greeted)) => greeted,
-            Ok(Err(error)) => {
+        let greeted = self.greeted(&mut reader, &mut writer).await;
+        let Some((info, decoder)) = greeted else { return };
+        if self.served.get() >= SERVED_MAX {
+            tracing::warn!(peer = info.node().0, "too many peer connections: closed");
+            return;
+        }
+        self.served.set(self.served.get() + 1);
+        self.serve_one(&info, Inbox::new(reader, self.clock.clone(), decoder), writer).await;
+        self.served.set(self.served.get() - 1);
+    }
+
+    /// Shakes hands, as long as that may take and as long as there is room for it.
+    async fn greeted(
+        &self,
+        reader: &mut <E::Net as Net>::Reader,
+        writer: &mut <E::Net as Net>::Writer,
+    ) -> Option<(PeerInfo, frame::Decoder)> {
+        let ended = Rc::new(Signal::default());
+        self.greeting.borrow_mut().push_back(ended.clone());
+        let crowded = self.greeting.borrow().len() > GREETING_MAX;
+        let oldest = crowded.then(|| self.greeting.borrow_mut().pop_front()).flatten();
+        if let Some(oldest) = oldest {
+            oldest.raise();
+        }
+        let greet = E::Rt::timeout(HANDSHAKE_TIMEOUT, self.greet(reader, writer));
+        let greeted = E::Rt::select2(ended.since(0), greet).await;
+        self.greeting.borrow_mut().retain(|other| !Rc::ptr_eq(other, &ended));
+        match greeted {
+            Select2::Second(Ok(Ok(greeted))) => Some(greeted),
+            Select2::Second(Ok(Err(error))) => {
                 let node = match &error {
                     HandshakeError::Refused { node, .. } => *node,
                     _ => NodeId(0),
                 };
-                return self.say(node, &error);
+                self.say(node, &error);
+                None
             }
-            Err(_) => return,
-        };
+            Select2::First(()) | Select2::Second(Err(_)) => None,
+        }
+    }
+
+    async fn serve_one(
+        self: &Rc<Self>,
+        info: &PeerInfo,
+        inbox: Inbox<E>,
+        writer: <E::Net as Net>::Writer,
+    ) {
         self.meet(&info.identity);
         let outbox = Rc::new(Outbox::default());
         outbox.heard_at(self.clock.now());
         self.connected.borrow_mut().add(&info.identity, outbox.clone());
         drop(E::Rt::spawn(link::write_loop::<E>(outbox.clone(), writer, |_| {})));
-        let inbox = Inbox::new(reader, self.clock.clone(), decoder);
-        self.requests(&info, &outbox, inbox).await;
+        self.requests(info, &outbox, inbox).await;
         outbox.close();
     }
 
@@ -176,7 +217,7 @@ impl<E: Env> Peers<E> {
         }
         if peer::is_raft(kind) {
             let message = RaftMessage::decode(kind, body).ok_or(ErrorCode::MALFORMED)?;
-            let group = self.groups.borrow().get(&message.shard()).cloned();
+            let group = self.groups.borrow().get(&message.shard()).and_then(Weak::upgrade);
             if let Some(group) = group {
                 return Ok(group.handle(from, message));
             }
@@ -189,13 +230,19 @@ impl<E: Env> Peers<E> {
 fn reply(outbox: &Outbox, id: u64, answer: Result<Vec<u8>, ErrorCode>) {
     let pushed = match answer {
         Ok(body) => outbox.push(peer::REPLY, id, None, |out| out.extend_from_slice(&body)),
-        Err(code) => {
-            let refusal = PeerRefusal { code, message: code.text().to_owned() };
-            outbox.push(peer::ERROR, id, None, |out| codec::encode_into(&refusal, out))
-        }
+        Err(code) => refuse(outbox, id, code),
+    };
+    let pushed = match pushed {
+        Err(Shut::TooLarge) => refuse(outbox, id, ErrorCode::FRAME_TOO_LARGE),
+        pushed => pushed,
     };
     // A peer that does not read its answers loses its connection.
     if pushed.is_err() {
         outbox.close();
     }
+}
+
+fn refuse(outbox: &Outbox, id: u64, code: ErrorCode) -> Result<(), Shut> {
+    let refusal = PeerRefusal { code, message: code.text().to_owned() };
+    outbox.push(peer::ERROR, id, None, |out| codec::encode_into(&refusal, out))
 }

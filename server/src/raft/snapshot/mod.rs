@@ -99,6 +99,12 @@ impl<E: Env> Snapshots<E> {
         Some(Built { meta: meta.clone(), snapshot })
     }
 
+    /// What the snapshot before the newest one covers.
+    pub(crate) fn previous(&self) -> Option<SnapshotMeta> {
+        let kept = self.kept.borrow();
+        kept.iter().nth_back(1).map(|(meta, _)| meta.clone())
+    }
+
     /// Up to `SNAPSHOT_CHUNK_MAX` bytes of a file; fewer only at its end.
     pub(crate) async fn read(&self, name: &str, offset: u64) -> io::Result<Vec<u8>> {
         self.disk.read_at(name, offset, SNAPSHOT_CHUNK_MAX).await
@@ -235,7 +241,7 @@ impl<E: Env> RaftSnapshotBuilder<RaftTypes<E>> for Builder<E> {
         let mut draft = snapshots.draft(&name).await?;
         let (mut writer, bytes) = FileWriter::new(snapshots.owner, &self.meta);
         draft.write(&bytes).await?;
-        while let Some(chunk) = self.encoder.next() {
+        for chunk in self.encoder.by_ref() {
             draft.write(&writer.chunk(&chunk)).await?;
             // Others get their turn however fast the disk is.
             RaftTypes::<E>::yield_now().await;
@@ -275,3 +281,6 @@ impl StateReader {
         Ok(state)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,5 @@
-//! Whether this machine lets us use io_uring, found out before glommio tries: its own answer is a
-//! panic that blames the kernel's age, or an exit without an error.
+//! Whether this machine lets us use `io_uring`, found out before glommio tries: its own answer is
+//! a panic that blames the kernel's age, or an exit without an error.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
@@ -19,7 +19,7 @@ const FEATURE_OF_5_13: u32 = 1 << 10;
 const PARAMS_WORDS: usize = 30;
 const FEATURES_WORD: usize = 5;
 
-/// Why io_uring cannot be used, and what to do about it.
+/// Why `io_uring` cannot be used, and what to do about it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProbeError {
@@ -40,7 +40,7 @@ pub enum ProbeError {
         needed_bytes.div_ceil(1024)
     )]
     LockedMemory {
-        /// The limit, RLIMIT_MEMLOCK.
+        /// The limit, `RLIMIT_MEMLOCK`.
         limit_bytes: u64,
         /// What this many cores need; other servers of the same user need theirs as well.
         needed_bytes: u64,
@@ -53,7 +53,7 @@ pub enum ProbeError {
     Other(io::Error),
 }
 
-/// Tries io_uring out, for `cores` executors.
+/// Tries `io_uring` out, for `cores` executors.
 pub fn probe(cores: usize) -> Result<(), ProbeError> {
     check_locked_memory(cores)?;
     let features = setup_once().map_err(classify)?;

@@ -6,10 +6,16 @@
 //! some other event. The tick is such an event. It bounds a wrong park to one rest of the pulse:
 //! `REST_BUSY` on a core that works, `REST_IDLE` on one that did not.
 //!
+//! The pulse alone is not enough: if its own timer has just fired, it waits in the very queue that
+//! is forgotten, and nothing is left to wake the core. So it also leaves its waker with the
+//! watchdog, which rings it from outside when the ticks stop.
+//!
 //! A core at rest is ticked rarely, so that an idle server costs next to nothing.
 
-use std::sync::Arc;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use openraft_rt::AsyncRuntime;
@@ -37,6 +43,9 @@ pub struct CoreGauges {
     longest_gap_ns: AtomicU64,
     busy_ns: AtomicU64,
     tasks: AtomicU64,
+    kicks: AtomicU64,
+    /// The pulse's, while it lives. Locked by its core at its beginning and end only.
+    waker: Mutex<Option<Waker>>,
 }
 
 impl CoreGauges {
@@ -62,6 +71,24 @@ impl CoreGauges {
         self.tasks.load(Ordering::Relaxed)
     }
 
+    /// How often the watchdog had to wake a core whose ticks had stopped.
+    pub fn kicks(&self) -> u64 {
+        self.kicks.load(Ordering::Relaxed)
+    }
+
+    /// Wakes the core from another thread, whatever it waits for.
+    pub(super) fn kick(&self) {
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waker) = &*waker {
+            waker.wake_by_ref();
+            self.kicks.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn set_waker(&self, waker: Option<Waker>) {
+        *self.waker.lock().unwrap_or_else(PoisonError::into_inner) = waker;
+    }
+
     pub(super) fn is_retired(&self) -> bool {
         self.beats() == RETIRED
     }
@@ -74,7 +101,8 @@ impl CoreGauges {
     }
 }
 
-/// Marks the core as ended when dropped: from then on its silence means nothing.
+/// Marks the core as ended when dropped: from then on its silence means nothing, and its waker,
+/// which must not outlive it, is gone.
 pub(super) struct Retiring {
     gauges: Arc<CoreGauges>,
 }
@@ -87,12 +115,15 @@ impl Retiring {
 
 impl Drop for Retiring {
     fn drop(&mut self) {
+        self.gauges.set_waker(None);
         self.gauges.beats.store(RETIRED, Ordering::Relaxed);
     }
 }
 
 /// Ticks for ever.
 pub(super) async fn run(gauges: Arc<CoreGauges>) {
+    let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+    gauges.set_waker(Some(waker));
     let clock = OsClock;
     let mut rest = REST_BUSY;
     let mut last = clock.now();

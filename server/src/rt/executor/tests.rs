@@ -1,16 +1,13 @@
 //! Starting, joining, mailboxes between real cores, the stall gauge and the bound on wrong parks.
 
-use std::cell::Cell;
 use std::future::poll_fn;
-use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::thread;
 
 use glommio::Placement;
 
 use super::super::hop::{HopError, lanes};
-use super::super::inbox::{PostError, inbox};
+use super::super::inbox::inbox;
 use super::*;
 
 const CONFIG_EXIT_CODE: i32 = 70;
@@ -116,15 +113,6 @@ fn a_thread_wakes_a_sleeping_core() {
 }
 
 #[test]
-fn a_full_or_orphaned_inbox_gives_the_message_back() {
-    let (post, mailbox) = inbox(1);
-    post.try_send(1).expect("room");
-    assert_eq!(post.try_send(2), Err(PostError::Full(2)));
-    drop(mailbox);
-    assert_eq!(post.try_send(3), Err(PostError::Closed(3)));
-}
-
-#[test]
 fn a_blocked_core_shows_in_its_gauge() {
     let blocked = Duration::from_millis(300);
     let executors = start(&config(), vec![()], move |core, ()| async move {
@@ -141,7 +129,7 @@ fn a_blocked_core_shows_in_its_gauge() {
     })
     .expect("io_uring is available");
     let gap = executors.join().remove(0).expect("returned");
-    assert!(gap >= blocked - pulse::REST_IDLE, "{gap:?}");
+    assert!(gap + pulse::REST_IDLE >= blocked, "{gap:?}");
 }
 
 /// Gives way to every other task once.
@@ -157,50 +145,40 @@ async fn give_way() {
     .await;
 }
 
-/// glommio's fault is made likely by a preemption timer of 50 us and threads that take the CPU
-/// away. Without the pulse this run parks for ever: nothing else would wake the core.
-#[test]
-fn a_wrong_park_ends_with_the_next_tick() {
-    const TURNS: u64 = 1_000_000;
-    let stop = Arc::new(AtomicBool::new(false));
-    let rivals: Vec<_> = (0..3)
-        .map(|_| {
-            let stop = Arc::clone(&stop);
-            thread::spawn(move || {
-                while !stop.load(Ordering::Relaxed) {
-                    std::hint::spin_loop();
-                }
-            })
-        })
-        .collect();
-    let executor = builder(Placement::Unbound)
-        .preempt_timer(Duration::from_micros(50))
-        .make()
-        .expect("io_uring is available");
+/// Runs a task that can always run, until it has had its turns or the watchdog had to kick.
+fn run_with_preempt_timer(timer: Duration) -> (u64, u64) {
+    const TURNS_MAX: u64 = 100_000;
+    let executor = builder(Placement::Unbound).preempt_timer(timer).make();
     let gauges = Arc::new(CoreGauges::default());
-    let shown = Arc::clone(&gauges);
-    let (turns, rescues) = executor.run(async move {
-        drop(GlommioRt::spawn(pulse::run(Arc::clone(&shown))));
-        let turns = Rc::new(Cell::new(0_u64));
-        let mut rescues = 0;
-        let mut beats = 0;
-        let mut turns_at_beat = u64::MAX;
-        while turns.get() < TURNS {
+    let watched = vec![Arc::clone(&gauges)];
+    let limit = Duration::from_secs(10);
+    let watchdog = Watchdog::start(watched, limit, CONFIG_EXIT_CODE).expect("a thread");
+    let turns = executor.expect("io_uring is available").run(async {
+        let _retiring = pulse::Retiring::new(&gauges);
+        drop(GlommioRt::spawn(pulse::run(Arc::clone(&gauges))));
+        let mut turns = 0;
+        while gauges.kicks() == 0 && turns < TURNS_MAX {
             give_way().await;
-            // No turn between two ticks: the core slept although this task could run.
-            if shown.beats() != beats {
-                rescues += u64::from(turns.get() == turns_at_beat);
-                beats = shown.beats();
-                turns_at_beat = turns.get() + 1;
-            }
-            turns.set(turns.get() + 1);
+            turns += 1;
         }
-        (turns.get(), rescues)
+        turns
     });
-    stop.store(true, Ordering::Relaxed);
-    for rival in rivals {
-        rival.join().expect("it only spins");
+    drop(watchdog);
+    (turns, gauges.kicks())
+}
+
+/// glommio's fault, made likelier step by step: the shorter the preemption timer, the more often
+/// it has expired when the run queue is first looked at, so that the core parks with work to do.
+/// Without the watchdog's kick this run sleeps for ever, pulse or not: sooner or later the pulse
+/// itself waits in the forgotten queue. The watchdog would then end the test with its exit code.
+#[test]
+fn a_core_that_parks_with_work_to_do_is_woken() {
+    for micros in [200, 100, 50, 40, 30, 25, 20] {
+        let (turns, kicks) = run_with_preempt_timer(Duration::from_micros(micros));
+        println!("preempt timer {micros} us: {turns} turns, {kicks} kicks");
+        if kicks > 0 {
+            return;
+        }
     }
-    assert_eq!(turns, TURNS);
-    println!("{turns} turns, {} ticks, {rescues} wrong parks ended", gauges.beats());
+    println!("the fault did not show on this machine");
 }

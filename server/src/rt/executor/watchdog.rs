@@ -1,4 +1,4 @@
-//! The watchdog: a thread that ends the process if a core's pulse stops.
+//! The watchdog: a thread that wakes a core whose pulse pauses, and ends the process if it stops.
 //!
 //! It counts only time in which it ran itself: after a suspended machine or a stopped process
 //! everybody was away, and nobody is to blame.
@@ -16,8 +16,11 @@ use super::super::clock::OsClock;
 use super::pulse::CoreGauges;
 use crate::env::Clock;
 
-/// Looks per stall limit.
-const LOOKS: u32 = 10;
+/// Between two looks: more than the longest rest of a pulse, so that a core at rest is left alone.
+const LOOK_INTERVAL: Duration = Duration::from_millis(150);
+
+/// Looks per stall limit, at least.
+const LOOKS_MIN: u32 = 3;
 
 /// See the module. Stopped when dropped.
 #[derive(Debug)]
@@ -44,8 +47,6 @@ impl Watchdog {
         let thread = thread::Builder::new().name("watchdog".into()).spawn(body)?;
         Ok(Self { stopping, thread: Some(thread) })
     }
-
-    pub(super) fn stop(self) {}
 }
 
 impl Drop for Watchdog {
@@ -62,7 +63,7 @@ impl Drop for Watchdog {
 /// Returns the first core that stands still, or nothing when told to stop.
 fn watch(cores: &[Arc<CoreGauges>], limit: Duration, stopping: &AtomicBool) -> Option<usize> {
     let clock = OsClock;
-    let step = limit / LOOKS;
+    let step = LOOK_INTERVAL.min(limit / LOOKS_MIN);
     let mut suspects: Vec<Suspect> = cores.iter().map(|_| Suspect::default()).collect();
     let mut last = clock.now();
     loop {
@@ -74,8 +75,15 @@ fn watch(cores: &[Arc<CoreGauges>], limit: Duration, stopping: &AtomicBool) -> O
         let passed = now.since(last).min(step * 2);
         last = now;
         for (core, (suspect, gauges)) in suspects.iter_mut().zip(cores).enumerate() {
-            if !gauges.is_retired() && suspect.still_for(gauges.beats(), passed) >= limit {
+            if gauges.is_retired() {
+                continue;
+            }
+            let still = suspect.still_for(gauges.beats(), passed);
+            if still >= limit {
                 return Some(core);
+            }
+            if still > Duration::ZERO {
+                gauges.kick();
             }
         }
     }

@@ -46,6 +46,10 @@ impl Net for TcpNet {
         }
         Err(last)
     }
+
+    async fn finish(reader: TcpReader, writer: TcpWriter, limit: Duration) {
+        finish(reader, writer, limit).await;
+    }
 }
 
 async fn resolve(addr: &str) -> io::Result<Vec<SocketAddr>> {
@@ -128,7 +132,7 @@ impl ByteWriter for TcpWriter {
 /// Ends a connection so that its last bytes arrive: closing it while input is unread would make
 /// the kernel reset it, and the peer might never see the error that explains why. Sends the end,
 /// then throws input away until the peer closes too or `limit` is over.
-pub async fn finish(mut reader: TcpReader, writer: TcpWriter, limit: Duration) {
+pub(super) async fn finish(mut reader: TcpReader, writer: TcpWriter, limit: Duration) {
     if poll_fn(|cx| Pin::new(&mut *writer.stream.borrow_mut()).poll_close(cx)).await.is_err() {
         return;
     }

@@ -28,11 +28,11 @@ pub(super) struct Stream {
 
 #[derive(Default)]
 struct Sent {
+    /// In order: what arrives early waits behind what is late, as in every stream.
     chunks: VecDeque<Chunk>,
     /// Bytes that take up room: not yet read, or read but not yet acknowledged.
     held_len: usize,
     unacknowledged_len: usize,
-    last_arrival_ns: u64,
     /// When the orderly end arrives.
     end_ns: Option<u64>,
 }
@@ -112,7 +112,6 @@ impl Stream {
         for chunk in &mut sent.chunks {
             chunk.arrival_ns = chunk.arrival_ns.max(arrival_ns);
         }
-        sent.last_arrival_ns = sent.last_arrival_ns.max(arrival_ns);
         sent.end_ns = sent.end_ns.map(|end_ns| end_ns.max(arrival_ns));
         drop(sent);
         if let Some(reset_ns) = self.reset_ns[1 - side].get() {
@@ -208,9 +207,7 @@ impl Stream {
         }
         let arrival_ns = self.arrival_ns(side);
         if world.is_alive(domain) {
-            let mut sent = self.sent[side].borrow_mut();
-            let end_ns = arrival_ns.max(sent.last_arrival_ns);
-            sent.end_ns = Some(end_ns);
+            self.sent[side].borrow_mut().end_ns = Some(arrival_ns);
         } else {
             self.reset(1 - side, arrival_ns);
         }
@@ -226,10 +223,7 @@ impl Stream {
 
 impl Sent {
     fn push(&mut self, arrival_ns: u64, bytes: &[u8]) {
-        // A stream keeps its order.
-        self.last_arrival_ns = self.last_arrival_ns.max(arrival_ns);
         self.held_len += bytes.len();
-        let arrival_ns = self.last_arrival_ns;
         self.chunks.push_back(Chunk { arrival_ns, bytes: bytes.to_vec(), read_len: 0 });
     }
 

@@ -213,6 +213,7 @@ fn a_reset_does_not_pass_a_cut() {
         net.partition(&[a], &[b]);
         world.kill(b);
         assert!(is_stuck(reader.read(&mut [0; 8])).await);
+        assert!(is_stuck(reader.read(&mut [0; 8])).await, "nor is it seen by a later look");
         net.heal_all();
         let error = reader.read(&mut [0; 8]).await.expect_err("reset");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);

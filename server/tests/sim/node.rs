@@ -1,0 +1,304 @@
+//! What runs on a simulated machine: the server's own stack between the sockets and the disk. WAL,
+//! peers, one Raft group, its shard with leases and forwarding, and the connections of clients.
+//! Only the founding of the cluster is left out: identities are given.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use futures_util::FutureExt;
+use futures_util::future::{LocalBoxFuture, ready};
+use leasehold_core::State;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::Event;
+use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId, Token};
+use leasehold_protocol::reply::{NodeAddress, Reply, ServerHello};
+use leasehold_protocol::request::Request;
+use leasehold_protocol::shard::KEY_HASH_CRC32C;
+use leasehold_server::admin::Metrics;
+use leasehold_server::disk::sim::SimDisk;
+use leasehold_server::env::{Clock, Env};
+use leasehold_server::lease::CoreWheel;
+use leasehold_server::net::{Connections, ForwardService, Front, Hop, Hops, ReplyTo, Router};
+use leasehold_server::raft::{
+    ApplySink, Group, GroupSpec, Identity, Member, PeerInfo, PeerService, Peers,
+};
+use leasehold_server::rt::sim::{SimClock, SimRng, SimRt};
+use leasehold_server::rt::sim_net::SimHost;
+use leasehold_server::shard::{FORWARD_KIND, Origin, Shard, ShardCore, run_wheel};
+use leasehold_server::wal::{Recovered, Wal, WalConfig, WalIdentity};
+use openraft_rt::AsyncRuntime;
+
+use crate::history::Violations;
+use crate::ledger::Ledger;
+use crate::params::NODES;
+
+/// Everything simulated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SimEnv;
+
+impl Env for SimEnv {
+    type Rt = SimRt;
+    type Clock = SimClock;
+    type Disk = SimDisk;
+    type Net = SimHost;
+}
+
+pub(crate) const CLUSTER: ClusterId = ClusterId([1; 16]);
+pub(crate) const SHARD: ShardId = ShardId(0);
+
+const TOKEN_BASE: Token = Token(1 << 20);
+const CONNECTIONS_MAX: usize = 256;
+
+pub(crate) fn client_addr(node: u64) -> String {
+    format!("node{node}:7000")
+}
+
+fn peer_addr(node: u64) -> String {
+    format!("node{node}:7001")
+}
+
+fn disk_id(node: u64) -> DiskId {
+    DiskId([node as u8; 16])
+}
+
+/// The group's members.
+pub(crate) fn members() -> std::collections::BTreeMap<u64, Member> {
+    let member = |node| Member {
+        disk: disk_id(node),
+        peer_addr: peer_addr(node),
+        client_addr: client_addr(node),
+    };
+    (1..=NODES).map(|node| (node, member(node))).collect()
+}
+
+/// What a node is started with.
+pub(crate) struct Start {
+    pub(crate) node: u64,
+    pub(crate) boot: u64,
+    pub(crate) disk: SimDisk,
+    pub(crate) host: SimHost,
+    pub(crate) snapshot_entries: u64,
+    pub(crate) ledger: Rc<Ledger>,
+    pub(crate) violations: Rc<Violations>,
+}
+
+/// A running node, as the harness looks at it.
+#[derive(Clone)]
+pub(crate) struct Node {
+    pub(crate) group: Rc<Group<SimEnv>>,
+    pub(crate) state: Rc<RefCell<State>>,
+}
+
+/// Tells the ledger, then the shard, what was applied.
+struct Sink {
+    node: u64,
+    ledger: Rc<Ledger>,
+    violations: Rc<Violations>,
+    shard: RefCell<Option<Rc<Shard<SimEnv>>>>,
+}
+
+impl ApplySink for Sink {
+    fn applied(&self, state: &State, events: &[Event]) {
+        self.ledger.applied(self.node, state, events, &self.violations);
+        if let Some(shard) = &*self.shard.borrow() {
+            shard.applied(events);
+        }
+    }
+
+    fn installed(&self, state: &State) {
+        self.ledger.applied(self.node, state, &[], &self.violations);
+        if let Some(shard) = &*self.shard.borrow() {
+            shard.installed();
+        }
+    }
+}
+
+/// There is one core.
+struct NoHops;
+
+impl Hops for NoHops {
+    fn send(&self, _core: usize, hop: Hop) -> Result<(), Hop> {
+        Err(hop)
+    }
+}
+
+/// What peers ask besides Raft: forwarded requests.
+struct Service(ForwardServiceRef);
+
+type ForwardServiceRef = Rc<ForwardService<SimEnv>>;
+
+impl PeerService for Service {
+    fn handle(
+        &self,
+        _from: &PeerInfo,
+        kind: u8,
+        body: &[u8],
+    ) -> LocalBoxFuture<'static, Result<Vec<u8>, ErrorCode>> {
+        if kind != FORWARD_KIND {
+            return ready(Err(ErrorCode::UNKNOWN_KIND)).boxed_local();
+        }
+        let (forward, body) = (self.0.clone(), body.to_vec());
+        async move { forward.forwarded(&body).await }.boxed_local()
+    }
+}
+
+/// What connections see of the node.
+struct Door {
+    node: u64,
+    router: Rc<Router<SimEnv>>,
+}
+
+impl Front for Door {
+    fn cluster(&self) -> ClusterId {
+        CLUSTER
+    }
+
+    fn hello(&self) -> Result<ServerHello, ErrorCode> {
+        let address = |node| NodeAddress { node: NodeId(node), client_addr: client_addr(node) };
+        Ok(ServerHello {
+            version: 0,
+            cluster: CLUSTER,
+            node: NodeId(self.node),
+            shards: 1,
+            key_hash: KEY_HASH_CRC32C,
+            features: 0,
+            nodes: (1..=NODES).map(address).collect(),
+            leaders: self.router.leaders(),
+            server_version: String::new(),
+        })
+    }
+
+    fn request(&self, request: Request, to: ReplyTo) {
+        self.router.route(request, to, Origin::Client);
+    }
+
+    fn answered(&self, _reply: &Reply) {}
+}
+
+impl Start {
+    /// Opens what the disk holds and serves peers and clients.
+    pub(crate) async fn run(self) -> Node {
+        let (wal, recovered) = self.open_wal().await;
+        let peers = Peers::<SimEnv>::new(self.identity(), self.host.clone(), SimClock, SHARD);
+        (1..=NODES).for_each(|node| peers.set_address(NodeId(node), peer_addr(node)));
+        let state = Rc::new(RefCell::new(State::new(SHARD)));
+        let sink = Rc::new(Sink {
+            node: self.node,
+            ledger: self.ledger.clone(),
+            violations: self.violations.clone(),
+            shard: RefCell::default(),
+        });
+        let group = Group::open(
+            self.spec(),
+            wal.shard(SHARD),
+            recovered,
+            self.disk.clone(),
+            peers.clone(),
+            state.clone(),
+            sink.clone(),
+        );
+        let group = group.await.unwrap_or_else(|error| panic!("node {}: {error}", self.node));
+        let shard = start_shard(group.clone(), state.clone(), peers.clone());
+        sink.shard.replace(Some(shard.clone()));
+        let addresses = (1..=NODES).map(|node| (NodeId(node), client_addr(node))).collect();
+        let hops = Rc::new(NoHops);
+        let router = Router::new((0, 1), (CLUSTER, 1), vec![shard], peers.clone(), addresses, hops);
+        peers.set_service(Rc::new(Service(Rc::new(ForwardService::new(router.clone())))));
+        self.watch_engine(group.clone());
+        self.serve_peers(peers);
+        self.serve_clients(router);
+        Node { group, state }
+    }
+
+    /// An engine that stops by itself would end a real process.
+    fn watch_engine(&self, group: Rc<Group<SimEnv>>) {
+        let (node, violations) = (self.node, self.violations.clone());
+        drop(SimRt::spawn(async move {
+            let why = group.failed().await;
+            violations.add("engine", &format!("node {node} stopped: {why}"));
+        }));
+    }
+
+    async fn open_wal(&self) -> (Wal<SimEnv>, Recovered) {
+        let identity = WalIdentity {
+            cluster: CLUSTER,
+            node: NodeId(self.node),
+            disk: disk_id(self.node),
+            core: 0,
+            cores: 1,
+            boot: self.boot,
+        };
+        let config = WalConfig { segment_len: 256 * 1024, ..WalConfig::default() };
+        let salts = SimRng::new(self.boot << 8 | self.node);
+        let opened = Wal::open(config, identity, self.disk.clone(), move || salts.next()).await;
+        let (wal, mut recovered) = opened.unwrap_or_else(|e| panic!("node {}: {e}", self.node));
+        (wal, recovered.remove(&SHARD).unwrap_or_default())
+    }
+
+    fn identity(&self) -> Identity {
+        Identity {
+            cluster: CLUSTER,
+            node: NodeId(self.node),
+            disk: disk_id(self.node),
+            boot: self.boot,
+            nonce: [self.boot as u8; 16],
+            secret: b"the cluster's secret".as_slice().into(),
+            peer_addr: peer_addr(self.node),
+            client_addr: client_addr(self.node),
+        }
+    }
+
+    fn spec(&self) -> GroupSpec {
+        GroupSpec {
+            snapshot_entries: self.snapshot_entries,
+            log_keep: 2 * self.snapshot_entries,
+            ..GroupSpec::new(CLUSTER, SHARD, NodeId(self.node))
+        }
+    }
+
+    fn serve_peers(&self, peers: Rc<Peers<SimEnv>>) {
+        let mut listener = self.host.listen(&peer_addr(self.node)).expect("the address is free");
+        drop(SimRt::spawn(async move {
+            loop {
+                let (reader, writer) = listener.accept().await;
+                let peers = peers.clone();
+                drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
+            }
+        }));
+    }
+
+    fn serve_clients(&self, router: Rc<Router<SimEnv>>) {
+        let mut listener = self.host.listen(&client_addr(self.node)).expect("the address is free");
+        let connections = Connections::new(CONNECTIONS_MAX);
+        let door = Rc::new(Door { node: self.node, router });
+        drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
+        drop(SimRt::spawn(async move {
+            loop {
+                let (reader, writer) = listener.accept().await;
+                let serving =
+                    connections.clone().serve::<SimEnv>(door.clone(), reader, writer, SimClock);
+                drop(SimRt::spawn(serving));
+            }
+        }));
+    }
+}
+
+fn start_shard(
+    group: Rc<Group<SimEnv>>,
+    state: Rc<RefCell<State>>,
+    peers: Rc<Peers<SimEnv>>,
+) -> Rc<Shard<SimEnv>> {
+    let wheel = CoreWheel::new(SimClock.now());
+    let core = ShardCore {
+        shards_total: 1,
+        clock: SimClock,
+        wheel: wheel.clone(),
+        metrics: Metrics::new(1, 1).handle(0),
+    };
+    let shard = Shard::new(SHARD, group, state, peers, core);
+    drop(SimRt::spawn(shard.clone().run_proposals()));
+    drop(SimRt::spawn(shard.clone().run_deadlines()));
+    drop(SimRt::spawn(shard.clone().run_leadership(TOKEN_BASE)));
+    drop(SimRt::spawn(run_wheel(wheel, vec![shard.clone()], SimClock)));
+    shard
+}
