@@ -250,12 +250,10 @@ async fn write<E: Env>(
             connection.output.notified().await;
             continue;
         }
-        match E::Rt::timeout(WRITE_TIMEOUT, writer.write_all(&output)).await {
-            Ok(Ok(())) => {}
-            _ => {
-                connection.end();
-                return None;
-            }
+        let written = E::Rt::timeout(WRITE_TIMEOUT, writer.write_all(&output)).await;
+        if !matches!(written, Ok(Ok(()))) {
+            connection.end();
+            return None;
         }
         spare = output;
         if connection.paused.get() && connection.conn.borrow().wants_frames() {

@@ -29,6 +29,9 @@ use crate::shard::{Origin, Shard};
 /// A peer's message that another core does not answer in this time is given up; Raft sends anew.
 const PEER_HOP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A group's answer to a peer's message: a body, or a code.
+type PeerAnswer = Result<Vec<u8>, ErrorCode>;
+
 /// What one core sends another.
 #[derive(Debug)]
 pub enum Hop {
@@ -68,7 +71,7 @@ pub enum Hop {
         /// The name it was sent under.
         id: u64,
         /// The answer.
-        answer: Result<Vec<u8>, ErrorCode>,
+        answer: PeerAnswer,
     },
     /// Who leads the sender's shards, for the hellos of other cores.
     Leaders(Vec<LeaderHint>),
@@ -92,7 +95,7 @@ pub struct Router<E: Env> {
     founders: BTreeMap<NodeId, String>,
     hops: Rc<dyn Hops>,
     hopped: RefCell<BTreeMap<u64, ReplyTo>>,
-    hopped_peers: RefCell<BTreeMap<u64, OneshotSender<Result<Vec<u8>, ErrorCode>>>>,
+    hopped_peers: RefCell<BTreeMap<u64, OneshotSender<PeerAnswer>>>,
     next_hop: Cell<u64>,
     /// Leaders of other cores' shards, as they last told.
     told: RefCell<BTreeMap<ShardId, NodeId>>,

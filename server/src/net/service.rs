@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use leasehold_protocol::codec::DecodeError;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::Request;
@@ -36,7 +37,7 @@ impl<E: Env> ForwardService<E> {
     /// not reported here: the node that forwarded sees it in its own `apply`.
     pub async fn forwarded(&self, body: &[u8]) -> Result<Vec<u8>, ErrorCode> {
         let (kind, body) = body.split_first().ok_or(ErrorCode::MALFORMED)?;
-        let request = Request::decode(*kind, body).map_err(|error| error.code())?;
+        let request = Request::decode(*kind, body).map_err(DecodeError::code)?;
         let (to, answer) = OneReply::pair();
         match request {
             Request::Status(request) => self.0.status(request, to, Origin::Peer),

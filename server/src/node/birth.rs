@@ -20,7 +20,7 @@ use crate::rt::clock::OsClock;
 type Rt = <Production as Env>::Rt;
 
 /// One question to one node takes at most this long.
-const ASK_TIMEOUT: Duration = Duration::from_millis(1_000);
+const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The machine and where its promise is kept; shared with the service that answers peers.
 pub(super) struct Founding {

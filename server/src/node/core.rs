@@ -42,9 +42,9 @@ use crate::wal::{Wal, WalConfig, WalIdentity};
 type Rt = <Production as Env>::Rt;
 
 /// Stopping takes at most this long; what is not handed over by then is found by an election.
-const STOP_TIMEOUT: Duration = Duration::from_millis(3_000);
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Ending the engines and sealing the log takes at most this long; a restart needs neither.
-const CLOSE_TIMEOUT: Duration = Duration::from_millis(1_000);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Who this process is.
 #[derive(Clone, Debug)]
@@ -99,10 +99,8 @@ async fn serve(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
     peers.set_service(Rc::clone(&service) as _);
     let connections =
         Connections::new(input.config.process.client_connections_max.div_ceil(core.count));
-    let record = match founded(&mut input, founding.as_ref(), &peers, &connections).await? {
-        Some(record) => record,
-        None => return Ok(()),
-    };
+    let founded = founded(&mut input, founding.as_ref(), &peers, &connections).await?;
+    let Some(record) = founded else { return Ok(()) };
     peers.set_cluster(record.cluster);
     for member in &record.members {
         peers.set_disk(member.node, member.disk);
@@ -471,7 +469,7 @@ impl Running {
     /// go on elsewhere.
     async fn stop(&self) -> Result<(), NodeError> {
         self.shards.iter().for_each(|shard| shard.stop());
-        let hand_over = join_all(self.shards.iter().map(|shard| hand_over(shard)));
+        let hand_over = join_all(self.shards.iter().map(hand_over));
         if Rt::timeout(STOP_TIMEOUT, hand_over).await.is_err() {
             tracing::warn!("leadership not handed over in time");
         }

@@ -23,7 +23,7 @@ use crate::raft::Leadership;
 /// A loop that comes this much late counts as a stall of the leader.
 const STALL_MIN: Duration = Duration::from_millis(250);
 /// How long after a wait's own limit the server ends it: the client's cancel comes first.
-const WAIT_GRACE: Duration = Duration::from_millis(1_000);
+const WAIT_GRACE: Duration = Duration::from_secs(1);
 /// When a refused proposal is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
 /// Leases expired after one confirmed round; also how many are walked at once at a take-over.
@@ -279,7 +279,9 @@ pub async fn run_wheel<E: Env>(wheel: CoreWheel, shards: Vec<Rc<Shard<E>>>, cloc
         let now = clock.now();
         let late = now.since(planned);
         if late >= STALL_MIN {
-            shards.iter().for_each(|shard| shard.stalled(late));
+            for shard in &shards {
+                shard.stalled(late);
+            }
         }
         // Input that queued up meanwhile is served before anybody is expired; but a core that is
         // late each time must expire, too.

@@ -188,7 +188,9 @@ impl<E: Env> Shard<E> {
     }
 
     fn refuse_all(&self, slots: Vec<Slot>, code: ErrorCode) {
-        slots.into_iter().for_each(|slot| self.refuse(slot, code));
+        for slot in slots {
+            self.refuse(slot, code);
+        }
     }
 
     /// Answers a slot with an error.
