@@ -436,8 +436,12 @@ impl Core {
         if own.is_none() && adoption == Adoption::Gone {
             self.lose_hold(id, LossCause::Forced);
         } else if op.abandoned {
-            // A cancel that releases what was granted does it already.
-            if op.cancel.is_none_or(|cancel| !cancel.release_if_granted) {
+            if op.cancel.is_some_and(|cancel| cancel.release_if_granted) {
+                // The cancel gives it back; nobody is to hear of it.
+                lease.holds.remove(&grant.token);
+                lease.verifying.remove(&id);
+                lease.releasing.insert(id);
+            } else {
                 self.start_release(id, false);
             }
         } else if own.is_none() && adoption == Adoption::Current && !doubtful && valid {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::{ErrorClass, ErrorCode};
-use leasehold_protocol::ids::{LeaseId, NodeId, Number, RequestId, Secret, ShardId};
+use leasehold_protocol::ids::{LeaseId, NodeId, Number, Secret, ShardId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{ErrorReply, LeaderHint, OutcomeReply, Reply};
 use leasehold_protocol::request::{CommandRequest, Request};
@@ -24,8 +24,6 @@ use crate::error::Failure;
 
 /// How long a request waits for a connection that is being set up before it also tries another.
 const HEDGE: Duration = Duration::from_millis(250);
-/// How long a connection may be silent, while something is open on it, before it is probed.
-pub(super) const PROBE_AFTER: Duration = Duration::from_secs(2);
 /// Hints followed at once; after that a request that is passed around rests between attempts.
 const REDIRECTS_MAX: u32 = 2;
 /// Failed attempts, about a second of them, after which the pauses grow.
@@ -220,21 +218,28 @@ impl Core {
         let Some((request, acks)) = self.build(&owner, timeout_ms) else {
             return self.kill(Some(id));
         };
-        let link = self.router.conn(conn).expect("just chosen");
-        let watched = !link.in_flight.is_empty();
-        let request_id = link.register(InFlight::Exchange { exchange: id, sent_at: self.now });
-        if !watched {
-            link.quiet_since(self.now);
-            self.timers.set(Timer::Conn(conn), self.now.after(PROBE_AFTER));
+        let what = InFlight::Exchange { exchange: id, sent_at: self.now };
+        if let Err(error) = self.put_out(conn, &request, what) {
+            let why = Failure::new(ErrorCode::BUSY, error.to_string());
+            return self.not_sent(id, why);
         }
         let exchange = self.exchanges.get_mut(&id).expect("checked above");
         exchange.attempts += 1;
         exchange.acks = acks;
         exchange.last_sent = self.now;
-        self.outputs.push_back(Output::Send { conn, id: RequestId(request_id), request });
         // The node answers an error within `timeout_ms`; its answer gets some time to travel.
         let grace = patience / 4;
         self.set_state(id, State::Sent(conn), self.now.after(patience + grace));
+    }
+
+    /// The connection took no more: later there may be room.
+    fn not_sent(&mut self, id: ExchangeId, why: Failure) {
+        let exchange = self.exchanges.get_mut(&id).expect("the caller looked it up");
+        exchange.failures += 1;
+        exchange.last = Some(why);
+        let failures = exchange.failures;
+        let pause = self.retry_pause(failures);
+        self.set_state(id, State::Resting, self.now.after(pause));
     }
 
     /// The request of an owner as it is to be sent now; `None` if there is nothing to ask any more.
@@ -293,32 +298,13 @@ impl Core {
         self.dispatch(id, avoid);
     }
 
-    /// A node's reply.
-    pub(crate) fn reply(&mut self, now: BootTime, conn: ConnId, id: RequestId, reply: Reply) {
-        self.tick(now);
-        let now = self.now;
-        let Some(link) = self.router.conn(conn) else { return };
-        link.last_heard = now;
-        if let (RequestId(0), Reply::Error(error)) = (id, &reply) {
-            let why = Failure::new(error.code, error.message.clone());
-            return self.close_conn(conn, &why);
-        }
-        let Some(what) = link.in_flight.get(&id.0).copied() else { return };
-        let stays = is_queued(&reply);
-        if !stays {
-            link.in_flight.remove(&id.0);
-        }
-        match what {
-            InFlight::Hello => self.hello_answered(conn, reply),
-            InFlight::Ping => {}
-            InFlight::Exchange { exchange, sent_at } => {
-                self.router.answered(conn);
-                self.exchange_answered(conn, exchange, sent_at, reply);
-            }
-        }
-    }
-
-    fn exchange_answered(&mut self, conn: ConnId, id: ExchangeId, sent_at: BootTime, reply: Reply) {
+    pub(super) fn exchange_answered(
+        &mut self,
+        conn: ConnId,
+        id: ExchangeId,
+        sent_at: BootTime,
+        reply: Reply,
+    ) {
         self.take_hint(conn, id, &reply);
         if matches!(reply, Reply::Outcome(_)) {
             self.confirm_acks(id, sent_at);
@@ -462,10 +448,6 @@ impl Core {
 
 pub(super) const fn as_request(shard: ShardId, timeout_ms: u32, command: Command) -> Request {
     Request::Command(CommandRequest { shard, timeout_ms, command })
-}
-
-const fn is_queued(reply: &Reply) -> bool {
-    matches!(reply, Reply::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. }))
 }
 
 /// Whether this library repeats a request that got this code, or gives the code to its caller.

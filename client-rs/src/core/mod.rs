@@ -2,7 +2,7 @@
 //! routing, and the arithmetic of validity.
 //!
 //! It is driven from outside. The driver calls one of the entries with the present time (a user's
-//! request, `conn_up`, `conn_down`, `reply`, `tick`), then empties `poll_output` and `poll_event`,
+//! request, `conn_up`, `conn_down`, `feed`, `tick`), then empties `poll_output` and `poll_event`,
 //! and calls `tick` again at `next_deadline`. Every entry first does what became due, so no entry
 //! acts on a lease whose validity has passed.
 //!
@@ -38,7 +38,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{RequestId, ShardId, Token};
+use leasehold_protocol::ids::{ShardId, Token};
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::Request;
 use leasehold_protocol::shard::shard_of;
@@ -101,8 +101,8 @@ pub(crate) struct Timing {
 pub(crate) enum Output {
     /// Open a byte stream to this address, then call `conn_up`, or `conn_down` if it fails.
     Connect { conn: ConnId, addr: String },
-    /// Send a request.
-    Send { conn: ConnId, id: RequestId, request: Request },
+    /// Come for `take_output` and write it.
+    Write { conn: ConnId },
     /// Close the stream; nothing more is heard of this connection.
     Close { conn: ConnId },
 }

@@ -68,6 +68,7 @@ impl Core {
             // Granted before, and given back by this cancel.
             Ok(Outcome::Released { .. }) if granted => self.remove_op(id),
             // The outcome of the acquire itself has come meanwhile.
+            _ if granted && self.ops[&id].abandoned => self.start_release(id, false),
             _ if granted => {}
             // A grant that is heard of through a cancel may be old.
             outcome => self.take_outcome(id, true, outcome),

@@ -7,8 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use leasehold_protocol::conn::ClientConn;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{ClusterId, NodeId, ShardId};
+use leasehold_protocol::ids::{ClusterId, NodeId, RequestId, ShardId};
 use leasehold_protocol::limits::IN_FLIGHT_MAX;
 use leasehold_protocol::reply::{LeaderHint, NodeAddress, ServerHello};
 
@@ -30,8 +31,7 @@ pub(crate) enum Lane {
 /// What a request id of a connection stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InFlight {
-    Hello,
-    Ping,
+    Probe,
     Exchange { exchange: ExchangeId, sent_at: BootTime },
 }
 
@@ -54,32 +54,34 @@ struct Target {
 pub(crate) struct Conn {
     target: usize,
     pub(crate) lane: Lane,
-    pub(crate) ready: bool,
+    /// The protocol's side of it, from when the byte stream is open.
+    pub(crate) wire: Option<ClientConn>,
     pub(crate) last_heard: BootTime,
-    pub(crate) ping_sent: Option<BootTime>,
-    pub(crate) in_flight: BTreeMap<u64, InFlight>,
+    /// When it was asked for a sign of life.
+    pub(crate) probed: Option<BootTime>,
+    pub(crate) in_flight: BTreeMap<RequestId, InFlight>,
     /// What waits for it to be set up.
     pub(crate) parked: BTreeSet<ExchangeId>,
-    next_request: u64,
+    /// The handshake was made at some time.
+    welcomed: bool,
+    /// The driver was told that there is something to write, and has not come for it.
+    pub(crate) writing: bool,
 }
 
 impl Conn {
-    /// Registers a request and returns its id.
-    pub(crate) fn register(&mut self, what: InFlight) -> u64 {
-        let id = self.next_request;
-        self.next_request += 1;
-        self.in_flight.insert(id, what);
-        id
+    /// The handshake is made.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.wire.as_ref().is_some_and(ClientConn::is_open)
     }
 
     /// Something is open on it again, after a time in which silence meant nothing.
     pub(crate) const fn quiet_since(&mut self, now: BootTime) {
         self.last_heard = now;
-        self.ping_sent = None;
+        self.probed = None;
     }
 
-    pub(crate) fn has_room(&self) -> bool {
-        // A few ids stay free for pings.
+    fn has_room(&self) -> bool {
+        // A few ids stay free for probes.
         self.in_flight.len() < IN_FLIGHT_MAX - 16
     }
 }
@@ -162,8 +164,10 @@ impl Router {
         for index in (0..self.targets.len()).filter(fits) {
             let target = &self.targets[index];
             match target.conns[lane as usize].map(|conn| (conn, &self.conns[&conn])) {
-                Some((id, conn)) if conn.ready && conn.has_room() => return Some(Choice::Use(id)),
-                Some((_, conn)) if conn.ready => {}
+                Some((id, conn)) if conn.is_ready() && conn.has_room() => {
+                    return Some(Choice::Use(id));
+                }
+                Some((_, conn)) if conn.is_ready() => {}
                 Some((id, _)) => parked = Some(Choice::Park(id)),
                 None if target.not_before <= now => idle.push(index),
                 None => {}
@@ -183,12 +187,13 @@ impl Router {
         let conn = Conn {
             target,
             lane,
-            ready: false,
+            wire: None,
             last_heard: now,
-            ping_sent: None,
+            probed: None,
             in_flight: BTreeMap::new(),
             parked: BTreeSet::new(),
-            next_request: 1,
+            welcomed: false,
+            writing: false,
         };
         self.conns.insert(id, conn);
         self.targets[target].addr.clone()
@@ -210,8 +215,8 @@ impl Router {
     /// The handshake succeeded: learns the cluster from it.
     pub(crate) fn welcome(&mut self, id: ConnId, hello: &ServerHello, now: BootTime) {
         let conn = self.conns.get_mut(&id).expect("a connection that answered is known");
-        conn.ready = true;
         conn.last_heard = now;
+        conn.welcomed = true;
         let target = &mut self.targets[conn.target];
         target.node = Some(hello.node);
         target.refusal = None;
@@ -267,7 +272,7 @@ impl Router {
     pub(crate) fn drop_conn(
         &mut self,
         id: ConnId,
-        refusal: Option<Failure>,
+        why: &Failure,
         now: BootTime,
         rng: &mut Rng,
     ) -> Vec<ExchangeId> {
@@ -276,11 +281,13 @@ impl Router {
         target.conns[conn.lane as usize] = None;
         let mut lost = conn.parked;
         lost.extend(conn.in_flight.values().filter_map(exchange_of));
-        let quiet = conn.ready && lost.is_empty();
+        // A refused handshake also ends the wire; only one that was made has carried requests.
+        let refused = is_final_refusal(why.code);
+        let quiet = conn.welcomed && lost.is_empty();
         if !quiet {
             target.failures = target.failures.saturating_add(1);
             target.not_before = now.after(self.backoff.pause(target.failures, rng));
-            target.refusal = refusal;
+            target.refusal = (refused && !conn.welcomed).then(|| why.clone());
             if let Some(node) = target.node {
                 self.leaders.retain(|_, leader| *leader != node);
             }
@@ -315,12 +322,12 @@ impl Target {
 const fn exchange_of(what: &InFlight) -> Option<ExchangeId> {
     match what {
         InFlight::Exchange { exchange, .. } => Some(*exchange),
-        InFlight::Hello | InFlight::Ping => None,
+        InFlight::Probe => None,
     }
 }
 
 /// Whether a handshake that ended with this code can ever succeed with the same node.
-pub(crate) fn is_final_refusal(code: ErrorCode) -> bool {
+fn is_final_refusal(code: ErrorCode) -> bool {
     matches!(
         code,
         ErrorCode::WRONG_CLUSTER

@@ -4,11 +4,6 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_protocol::frame::Decoder;
-use leasehold_protocol::ids::RequestId;
-use leasehold_protocol::limits::REPLY_BODY_MAX;
-use leasehold_protocol::reply::Reply;
-use leasehold_protocol::request::Request;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -22,34 +17,26 @@ const READ_LEN: usize = 32 * 1024;
 /// How long one of several addresses of a name may take.
 const ADDRESS_TIMEOUT: Duration = Duration::from_millis(400);
 
-/// The outgoing side of a connection, filled under the client's lock. Its length is bounded by
-/// the requests that may be in flight.
+/// What the driver knows of a connection.
 #[derive(Debug)]
 pub(crate) struct Link {
-    out: Vec<u8>,
     wake: Arc<Notify>,
     closed: Arc<Notify>,
 }
 
 impl Link {
     pub(super) fn new() -> Self {
-        Self { out: Vec::new(), wake: Arc::new(Notify::new()), closed: Arc::new(Notify::new()) }
+        Self { wake: Arc::new(Notify::new()), closed: Arc::new(Notify::new()) }
     }
 
-    /// Appends a request's frame and wakes the writer.
-    pub(super) fn send(&mut self, id: RequestId, request: &Request) {
-        let first = self.out.is_empty();
-        request.encode_frame(id, &mut self.out).expect("a checked request fits a frame");
-        if first {
-            self.wake.notify_one();
-        }
+    /// There is something to write.
+    pub(super) fn wake(&self) {
+        self.wake.notify_one();
     }
 
     /// Ends the task.
     pub(super) fn close(self) {
-        self.closed.notify_waiters();
         self.closed.notify_one();
-        self.wake.notify_one();
     }
 }
 
@@ -108,35 +95,14 @@ async fn connect(addr: &str) -> io::Result<TcpStream> {
 }
 
 async fn read(shared: &Arc<Shared>, conn: ConnId, mut reader: OwnedReadHalf) -> io::Result<()> {
-    let mut decoder = Decoder::new(REPLY_BODY_MAX);
     let mut buffer = vec![0; READ_LEN];
-    let mut replies = Vec::new();
     loop {
         let len = reader.read(&mut buffer).await?;
         if len == 0 {
             return Ok(());
         }
-        decoder.feed(&buffer[..len]);
-        let ended = decode_all(&mut decoder, &mut replies);
-        shared.enter(|inner, now| {
-            for (id, reply) in replies.drain(..) {
-                inner.core.reply(now, conn, id, reply);
-            }
-        });
-        ended?;
+        shared.enter(|inner, now| inner.core.feed(now, conn, &buffer[..len]));
     }
-}
-
-fn decode_all(decoder: &mut Decoder, replies: &mut Vec<(RequestId, Reply)>) -> io::Result<()> {
-    while let Some(frame) = decoder.next().map_err(malformed)? {
-        let reply = Reply::decode(frame.kind, frame.body).map_err(malformed)?;
-        replies.push((frame.id, reply));
-    }
-    Ok(())
-}
-
-fn malformed(error: impl std::fmt::Display) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, error.to_string())
 }
 
 async fn write(shared: &Arc<Shared>, conn: ConnId, mut writer: OwnedWriteHalf) -> io::Result<()> {
@@ -145,15 +111,11 @@ async fn write(shared: &Arc<Shared>, conn: ConnId, mut writer: OwnedWriteHalf) -
     };
     let mut bytes = Vec::new();
     loop {
-        match shared.lock().links.get_mut(&conn) {
-            Some(link) => std::mem::swap(&mut link.out, &mut bytes),
-            None => return Ok(()),
-        }
+        bytes = shared.lock().core.take_output(conn, bytes);
         if bytes.is_empty() {
             wake.notified().await;
             continue;
         }
         writer.write_all(&bytes).await?;
-        bytes.clear();
     }
 }

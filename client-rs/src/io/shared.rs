@@ -1,8 +1,8 @@
 //! The core behind a lock, and who waits for what.
 //!
 //! Every entry locks, hands the present time and its input to the core, then carries out all that
-//! the core wants: bytes go into the connections' buffers, results to the callers that wait. No
-//! socket is touched and no caller runs while the lock is held.
+//! the core wants: connections are woken to write, results go to the callers that wait. No socket
+//! is touched and no caller runs while the lock is held.
 //!
 //! Background work is one timer task per client and one task per connection, on the runtime in
 //! which the client was made. They end when the client and everything made from it are gone and
@@ -114,9 +114,9 @@ impl Shared {
                     inner.links.insert(conn, Link::new());
                     self.runtime.spawn(conn::run(Arc::clone(self), conn, addr));
                 }
-                Output::Send { conn, id, request } => {
-                    if let Some(link) = inner.links.get_mut(&conn) {
-                        link.send(id, &request);
+                Output::Write { conn } => {
+                    if let Some(link) = inner.links.get(&conn) {
+                        link.wake();
                     }
                 }
                 Output::Close { conn } => {

@@ -271,3 +271,37 @@ fn a_cancel_without_an_answer_holds_the_same_key_back() {
     rig.grant(&acquire, 5, 0);
     rig.acquired(second).expect("granted");
 }
+
+#[test]
+fn a_grant_that_its_cancel_gives_back_is_never_reported() {
+    let mut rig = Rig::new();
+    let (session, _, _) = rig.holding();
+    let op = rig.acquire(session, "k2", Wait::Unlimited);
+    let acquire = rig.take_acquire();
+    rig.core.abandon(rig.now, op);
+    rig.turn();
+    let cancel = rig.take_cancel();
+    rig.grant(&acquire, 6, 1);
+    rig.advance(TTL / 3);
+    let renew = rig.take_renew();
+    rig.renewed(&renew, 2);
+    assert!(rig.try_acquired(op).is_none(), "its caller has gone");
+    rig.outcome(&cancel, released(6));
+    assert!(rig.try_acquired(op).is_none());
+}
+
+#[test]
+fn a_cancel_that_found_something_else_leaves_no_abandoned_hold() {
+    let mut rig = Rig::new();
+    let (session, _, _) = rig.holding();
+    let op = rig.acquire(session, "k2", Wait::Unlimited);
+    let acquire = rig.take_acquire();
+    rig.core.abandon(rig.now, op);
+    rig.turn();
+    let cancel = rig.take_cancel();
+    rig.grant(&acquire, 6, 1);
+    rig.refuse(&cancel, ErrorCode::NOT_QUEUED);
+    let release = rig.take_release();
+    rig.outcome(&release, released(6));
+    assert!(rig.try_acquired(op).is_none());
+}

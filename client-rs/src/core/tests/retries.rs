@@ -148,7 +148,7 @@ fn a_silent_connection_with_a_waiting_acquire_is_found_out() {
         }) {
             let sent = rig.sent.remove(index).expect("found");
             match sent.request {
-                Request::Ping => rig.answer(&sent, Reply::Pong),
+                Request::Ping => rig.answer(&sent, &Reply::Pong),
                 _ => rig.renewed(&sent, 0),
             }
         }

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use leasehold_protocol::command::{Caller, Command};
 use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::frame::Decoder;
 use leasehold_protocol::ids::{
     ClusterId, HoldSetVersion, LeaseId, NodeId, Number, RequestId, Revision, Secret, ShardId, Token,
 };
+use leasehold_protocol::limits::CLIENT_BODY_MAX;
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{
     ErrorReply, HeldKey, HoldsReply, LeaderHint, NodeAddress, OutcomeReply, RenewReply,
@@ -94,6 +96,7 @@ pub(super) struct Rig {
     /// Every attempt to connect.
     pub(super) connects: Vec<(BootTime, String)>,
     pub(super) conns: BTreeMap<ConnId, String>,
+    decoders: BTreeMap<ConnId, Decoder>,
     pub(super) leader: u64,
     pub(super) shards: u32,
 }
@@ -123,6 +126,7 @@ impl Rig {
             events: VecDeque::new(),
             connects: Vec::new(),
             conns: BTreeMap::new(),
+            decoders: BTreeMap::new(),
             leader: 1,
             shards: 1,
         }
@@ -134,7 +138,7 @@ impl Rig {
         self.core.call(self.now, call).expect("room");
         self.turn();
         if let Some(ping) = self.find(|request| matches!(request, Request::Ping)) {
-            self.answer(&ping, Reply::Pong);
+            self.answer(&ping, &Reply::Pong);
         }
     }
 
@@ -183,21 +187,29 @@ impl Rig {
                     Node::Black => {}
                 }
             }
-            Output::Send { conn, id, request: Request::Hello(_) } => {
-                let hello = match self.nodes[&self.conns[&conn]] {
-                    Node::Up(node) => self.hello(node),
-                    Node::Foreign => ServerHello { cluster: ClusterId([9; 16]), ..self.hello(9) },
-                    other => panic!("{other:?} is not connected"),
-                };
-                self.core.reply(self.now, conn, id, Reply::Hello(hello));
-            }
-            Output::Send { conn, id, request } => {
-                self.sent.push_back(Sent { conn, id, at: self.now, request });
+            Output::Write { conn } => {
+                let bytes = self.core.take_output(conn, Vec::new());
+                let decoder = self.decoders.entry(conn).or_insert_with(wire_decoder);
+                for (id, request) in requests(decoder, &bytes) {
+                    self.arrived(conn, id, request);
+                }
             }
             Output::Close { conn } => {
                 self.conns.remove(&conn);
             }
         }
+    }
+
+    fn arrived(&mut self, conn: ConnId, id: RequestId, request: Request) {
+        if !matches!(request, Request::Hello(_)) {
+            return self.sent.push_back(Sent { conn, id, at: self.now, request });
+        }
+        let hello = match self.nodes[&self.conns[&conn]] {
+            Node::Up(node) => self.hello(node),
+            Node::Foreign => ServerHello { cluster: ClusterId([9; 16]), ..self.hello(9) },
+            other => panic!("{other:?} is not connected"),
+        };
+        self.core.feed(self.now, conn, &frame(id, &Reply::Hello(hello)));
     }
 
     /// Moves the clock, stopping at each deadline.
@@ -270,13 +282,13 @@ impl Rig {
         self.sent.iter().filter(|sent| matches!(sent.request, Request::Renew(_))).count()
     }
 
-    pub(super) fn answer(&mut self, sent: &Sent, reply: Reply) {
-        self.core.reply(self.now, sent.conn, sent.id, reply);
+    pub(super) fn answer(&mut self, sent: &Sent, reply: &Reply) {
+        self.core.feed(self.now, sent.conn, &frame(sent.id, reply));
         self.turn();
     }
 
     pub(super) fn outcome(&mut self, sent: &Sent, outcome: Outcome) {
-        self.answer(sent, Reply::Outcome(OutcomeReply { outcome, leader: NodeId(0) }));
+        self.answer(sent, &Reply::Outcome(OutcomeReply { outcome, leader: NodeId(0) }));
     }
 
     pub(super) fn refuse(&mut self, sent: &Sent, code: ErrorCode) {
@@ -286,7 +298,7 @@ impl Rig {
     pub(super) fn error(&mut self, sent: &Sent, code: ErrorCode, leader: u64) {
         let leader = NodeId(leader);
         let message = code.text().to_owned();
-        self.answer(sent, Reply::Error(ErrorReply { code, message, leader, retry_after_ms: 0 }));
+        self.answer(sent, &Reply::Error(ErrorReply { code, message, leader, retry_after_ms: 0 }));
     }
 
     pub(super) fn grant(&mut self, sent: &Sent, token: u64, before: u64) {
@@ -311,7 +323,7 @@ impl Rig {
             version: HoldSetVersion(version),
         });
         let results = results.collect();
-        self.answer(sent, Reply::Renewed(RenewReply { results, leader: NodeId(0) }));
+        self.answer(sent, &Reply::Renewed(RenewReply { results, leader: NodeId(0) }));
     }
 
     pub(super) fn not_renewed(&mut self, sent: &Sent, code: ErrorCode) {
@@ -323,7 +335,7 @@ impl Rig {
             version: HoldSetVersion(0),
         });
         let results = results.collect();
-        self.answer(sent, Reply::Renewed(RenewReply { results, leader: NodeId(0) }));
+        self.answer(sent, &Reply::Renewed(RenewReply { results, leader: NodeId(0) }));
     }
 
     pub(super) fn holds(&mut self, sent: &Sent, version: u64, holds: &[(u64, bool)]) {
@@ -339,7 +351,7 @@ impl Rig {
             holds: holds.iter().map(held).collect(),
             waits: Vec::new(),
         };
-        self.answer(sent, Reply::Holds(reply));
+        self.answer(sent, &Reply::Holds(reply));
     }
 
     pub(super) fn break_conn(&mut self, conn: ConnId) {
@@ -434,6 +446,29 @@ impl Rig {
     pub(super) fn state(&self, held: &Held) -> HoldState {
         held.cell.state(self.now)
     }
+}
+
+/// The server's side of a connection.
+pub(super) fn wire_decoder() -> Decoder {
+    Decoder::new(CLIENT_BODY_MAX)
+}
+
+/// The requests that bytes complete.
+pub(super) fn requests(decoder: &mut Decoder, bytes: &[u8]) -> Vec<(RequestId, Request)> {
+    decoder.feed(bytes);
+    let mut found = Vec::new();
+    while let Some(frame) = decoder.next().expect("a client sends sound frames") {
+        let request = Request::decode(frame.kind, frame.body).expect("and sound bodies");
+        found.push((frame.id, request));
+    }
+    found
+}
+
+/// A reply as bytes.
+pub(super) fn frame(id: RequestId, reply: &Reply) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    reply.encode_frame(id, &mut bytes).expect("it fits");
+    bytes
 }
 
 pub(super) fn granted(lease: u64, token: u64, before: u64) -> Outcome {

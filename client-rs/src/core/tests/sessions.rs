@@ -286,7 +286,7 @@ fn a_wait_without_limit_still_needs_an_answer_in_time() {
         {
             match sent.request {
                 Request::Renew(_) => rig.renewed(&sent, 0),
-                _ => rig.answer(&sent, leasehold_protocol::reply::Reply::Pong),
+                _ => rig.answer(&sent, &leasehold_protocol::reply::Reply::Pong),
             }
         }
     }

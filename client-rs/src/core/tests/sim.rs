@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::frame::Decoder;
 use leasehold_protocol::ids::{RequestId, Secret, Token};
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{CommandRequest, Request};
@@ -19,7 +20,7 @@ use super::super::{
     AcquireRequest, ConnId, Core, Event, Held, HoldChange, OpId, Output, SessionId, Timing, Wait,
 };
 use super::authority::{Authority, error};
-use super::rig::ms;
+use super::rig::{frame, ms, requests, wire_decoder};
 use crate::clock::BootTime;
 
 const CLIENTS: usize = 4;
@@ -88,6 +89,7 @@ struct Sim {
     authority: Authority,
     clients: Vec<Client>,
     lines: BTreeMap<(usize, ConnId), Line>,
+    decoders: BTreeMap<(usize, ConnId), Decoder>,
     /// The last delivery of each line and direction: bytes do not overtake each other.
     last: BTreeMap<(usize, ConnId, bool), BootTime>,
     quorum: bool,
@@ -121,6 +123,7 @@ impl Sim {
             authority: Authority::new(addrs.clone()),
             clients: (0..CLIENTS).map(client).collect(),
             lines: BTreeMap::new(),
+            decoders: BTreeMap::new(),
             last: BTreeMap::new(),
             quorum: true,
             calm: false,
@@ -185,12 +188,14 @@ impl Sim {
                         self.at(delay, Step::Up { client, conn });
                     }
                 }
-                Output::Send { conn, id, request } => {
-                    if matches!(request, Request::Holds(_)) {
-                        self.seen.reads += 1;
+                Output::Write { conn } => {
+                    let bytes = self.clients[client].core.take_output(conn, Vec::new());
+                    let decoder = self.decoders.entry((client, conn)).or_insert_with(wire_decoder);
+                    for (id, request) in requests(decoder, &bytes) {
+                        self.seen.reads += u64::from(matches!(request, Request::Holds(_)));
+                        let step = Step::Arrives { client, conn, id, request };
+                        self.carry(client, conn, true, step);
                     }
-                    let step = Step::Arrives { client, conn, id, request };
-                    self.carry(client, conn, true, step);
                 }
                 Output::Close { conn } => {
                     self.lines.remove(&(client, conn));
@@ -282,7 +287,7 @@ impl Sim {
             }
             Step::Replied { client, conn, id, reply } => {
                 let now = self.now;
-                self.after(client, |core| core.reply(now, conn, id, reply));
+                self.after(client, |core| core.feed(now, conn, &frame(id, &reply)));
             }
             Step::Up { client, conn } => {
                 let now = self.now;
@@ -366,7 +371,8 @@ impl Sim {
         if self.rng.below(1000) < 6 {
             let client = self.rng.below(CLIENTS as u64) as usize;
             let sleep = ms(self.rng.below(2 * TTL_MS));
-            self.clients[client].asleep_until = self.now.after(sleep);
+            let until = self.now.after(sleep);
+            self.clients[client].asleep_until = self.clients[client].asleep_until.max(until);
             self.seen.sleeps += 1;
         }
         if self.rng.below(1000) < 8 {
