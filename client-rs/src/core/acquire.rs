@@ -404,6 +404,11 @@ impl Core {
                 | Outcome::Refused { code: ErrorCode::CANCELLED, .. },
             ) => Failure::of(ended),
             Ok(Outcome::TimedOut { .. }) => Failure::of(ErrorCode::TIMED_OUT),
+            // A cancel found that the acquire had been granted and that its hold is over already.
+            Ok(Outcome::Refused { code: ErrorCode::NOT_QUEUED, .. }) => {
+                let text = "the hold had ended before it was confirmed";
+                Failure::new(ErrorCode::LEASE_LOST, text)
+            }
             Ok(Outcome::Refused { code, token, .. }) => Failure { token, ..Failure::of(code) },
             Ok(_) => Failure::new(ErrorCode::MALFORMED, "the outcome does not fit an acquire"),
             Err(failure) => failure,

@@ -305,3 +305,16 @@ fn a_cancel_that_found_something_else_leaves_no_abandoned_hold() {
     rig.outcome(&release, released(6));
     assert!(rig.try_acquired(op).is_none());
 }
+
+#[test]
+fn a_hold_that_was_over_before_its_cancel_asked_is_a_loss() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    let op = rig.acquire(session, "k", Wait::For(ms(500)));
+    rig.opened();
+    rig.take_acquire();
+    rig.advance(ms(500));
+    let cancel = rig.take_cancel();
+    rig.refuse(&cancel, ErrorCode::NOT_QUEUED);
+    assert_eq!(rig.acquired(op).expect_err("over").code, ErrorCode::LEASE_LOST);
+}

@@ -44,6 +44,8 @@ struct Seen {
     abandoned: u64,
     closes: u64,
     resyncs: u64,
+    own: u64,
+    renewed: u64,
 }
 
 enum Step {
@@ -424,6 +426,16 @@ impl Sim {
                 }
             }
             94..=95 => self.force(),
+            96..=99 => {
+                let held = self.clients[client].holds.keys().next().copied();
+                if let Some(op) = held {
+                    // It may have been lost by the clock in this very moment.
+                    self.seen.renewed += 1;
+                    self.after(client, |core| {
+                        let _ = core.renew(now, op);
+                    });
+                }
+            }
             _ => {}
         }
     }
@@ -448,12 +460,14 @@ impl Sim {
             Wait::For(wait) => now.after(wait).after(ms(4_000)),
             _ => now.after(ms(4_000)),
         };
+        let own = self.chance(15).then(|| (TTL_MS, Secret([100 + client as u8; 16])));
+        self.seen.own += u64::from(own.is_some());
         let request = AcquireRequest {
             session,
             key: format!("k{key}").into_bytes(),
             value: Vec::new(),
             wait,
-            own: None,
+            own,
         };
         let op = self.clients[client].core.acquire(now, request).expect("accepted");
         self.clients[client].asked.insert(op, Asked { key, due, waits: wait != Wait::Try });
@@ -557,6 +571,8 @@ impl Seen {
         self.abandoned += other.abandoned;
         self.closes += other.closes;
         self.resyncs += other.resyncs;
+        self.own += other.own;
+        self.renewed += other.renewed;
     }
 
     fn demand(&self) {
@@ -575,6 +591,8 @@ impl Seen {
             self.abandoned,
             self.closes,
             self.resyncs,
+            self.own,
+            self.renewed,
         ];
         assert!(must.iter().all(|count| *count > 0), "each must have happened: {self:?}");
     }
