@@ -84,36 +84,21 @@ table! {
     "leasehold_leader_changes_total", 1.0, "Changes of a shard's leader, as seen by this node." {
         LeaderChanges,
     }
-    "leasehold_commands_applied_total", 1.0, "Commands applied by this node." {
-        CommandsApplied,
-    }
     "leasehold_batches_proposed_total", 1.0, "Batches of commands proposed as a leader." {
         BatchesProposed,
     }
     "leasehold_forwarded_total", 1.0, "Requests passed on to a shard's leader on another node." {
         Forwarded,
     }
-    "leasehold_confirmed_rounds_total", 1.0, "Confirmed rounds as a leader." {
-        ConfirmedRounds,
-    }
-    "leasehold_snapshots_total", 1.0, "Snapshots taken from the own state or received." {
-        SnapshotsTaken "kind=\"taken\"",
+    "leasehold_snapshots_total", 1.0, "Snapshots received from a leader and installed." {
         SnapshotsInstalled "kind=\"installed\"",
     }
     "leasehold_connections_accepted_total", 1.0, "Connections accepted." {
         AcceptedClient "port=\"client\"",
         AcceptedPeer "port=\"peer\"",
     }
-    "leasehold_connections_refused_total", 1.0, "Connections refused: limit, handshake or identity." {
-        RefusedClient "port=\"client\"",
-        RefusedPeer "port=\"peer\"",
-    }
     "leasehold_accept_errors_total", 1.0, "Failed accepts, as when file descriptors run out." {
         AcceptErrors,
-    }
-    "leasehold_peer_connects_total", 1.0, "Connection attempts to peers, by result." {
-        PeerConnected "result=\"ok\"",
-        PeerUnreachable "result=\"failed\"",
     }
     "leasehold_wal_syncs_total", 1.0, "Flushes of the write-ahead log." {
         WalSyncs,
@@ -128,7 +113,6 @@ table! {
     Gauge;
     "leasehold_connections", 1.0, "Open connections." {
         ConnectionsClient "port=\"client\"",
-        ConnectionsPeer "port=\"peer\"",
     }
     "leasehold_leases", 1.0, "Live leases of the core's shards." {
         Leases,
@@ -160,9 +144,6 @@ table! {
     }
     "leasehold_commit_seconds", 1e-9, "From proposing a batch to having applied it." {
         Commit,
-    }
-    "leasehold_request_seconds", 1e-9, "From reading a request to writing its first reply." {
-        Request,
     }
     "leasehold_confirm_seconds", 1e-9, "Duration of a confirmed round." {
         Confirm,

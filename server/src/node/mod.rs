@@ -103,9 +103,10 @@ pub fn run(config: Config, shutdown: Shutdown, metrics: Arc<Metrics>) -> Result<
         .collect();
     let executors = executor::start(&executors(&config), inputs, core::run).map_err(start_error)?;
     let gauges: Vec<_> = executors.gauges().to_vec();
-    publish::watch_stalls(gauges, Arc::clone(&metrics));
-    let _clients = accept(clients, "client", &posts, ToCore::Client)?;
-    let _peers = accept(peers, "peer", &posts[..1], ToCore::Peer)?;
+    let clients = accept(clients, "client", &posts, ToCore::Client)?;
+    let peers = accept(peers, "peer", &posts[..1], ToCore::Peer)?;
+    let accepts = publish::Accepts { client: clients.counters(), peer: peers.counters() };
+    publish::watch_threads(gauges, accepts, Arc::clone(&metrics));
     tracing::info!(
         node = config.process.node_id.0, boot = who.boot, disk = %who.owner.disk,
         clients = %client_addr, "started"

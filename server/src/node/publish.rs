@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use leasehold_protocol::ids::NodeId;
@@ -12,6 +13,7 @@ use crate::admin::{CoreHandle, Counter, Distribution, Gauge, Metrics, ShardRepor
 use crate::env::Env;
 use crate::net::{Connections, Router};
 use crate::rt::executor::CoreGauges;
+use crate::rt::net::AcceptCounters;
 use crate::shard::Shard;
 use crate::wal::Wal;
 
@@ -86,12 +88,25 @@ fn publish_wal(metrics: &CoreHandle, wal: &Wal<Production>) {
     }
 }
 
-/// Publishes each core's longest gap between two turns of its loop; a thread of its own, because
-/// a stalled core cannot.
-pub(super) fn watch_stalls(gauges: Vec<Arc<CoreGauges>>, metrics: Arc<Metrics>) {
+/// What the accepting threads count.
+pub(super) struct Accepts {
+    /// On the client port.
+    pub(super) client: Arc<AcceptCounters>,
+    /// On the peer port.
+    pub(super) peer: Arc<AcceptCounters>,
+}
+
+/// Publishes what other threads count, and each core's longest gap between two turns of its loop;
+/// a thread of its own, because a stalled core cannot.
+pub(super) fn watch_threads(gauges: Vec<Arc<CoreGauges>>, accepts: Accepts, metrics: Arc<Metrics>) {
     std::thread::spawn(move || {
+        let first = metrics.handle(0);
         loop {
             std::thread::sleep(Duration::from_secs(1));
+            let failed = |counters: &AcceptCounters| counters.failed.load(Ordering::Relaxed);
+            first.follow(Counter::AcceptErrors, failed(&accepts.client) + failed(&accepts.peer));
+            let accepted = accepts.peer.accepted.load(Ordering::Relaxed);
+            first.follow(Counter::AcceptedPeer, accepted);
             for (core, gauges) in gauges.iter().enumerate() {
                 let gap = gauges.take_longest_gap().as_nanos();
                 metrics.handle(core as u32).set(Gauge::ReactorStall, gap as i64);
