@@ -52,12 +52,15 @@ fn a_follower_past_compaction_returns_by_snapshot_under_load() {
     let before = own_status(&cluster, follower).expect("the follower answers").last_index;
     cluster.kill(follower).expect("killed");
 
-    // A snapshot so far ahead that what the follower needs is no longer in the leader's log: the
-    // log is cut a little after its snapshot is seen, and only when as many entries as are kept
-    // behind a snapshot can go at once.
-    let gone = before + 2 * SNAPSHOT_ENTRIES + 2 * KEPT_ENTRIES;
-    let snapshot = |status: &ShardStatus| status.snapshot_index > gone;
-    wait_for(&cluster, leader, "took no snapshot", snapshot);
+    // What the follower needs must be gone from the leader's log, not only covered by a snapshot:
+    // the log is cut later, once nobody is being sent what is to go.
+    let gone = before + SNAPSHOT_ENTRIES;
+    let cut = Deadline::after(PATIENCE);
+    let purged = || cluster.metric(leader, "leasehold_shard_purged_index", "shard=\"0\"");
+    while !purged().is_ok_and(|index| index > gone as f64) {
+        assert!(!cut.passed(), "node {leader} cut nothing from its log");
+        std::thread::sleep(process::POLL);
+    }
 
     cluster.spawn(follower).expect("started again");
     wait_for(&cluster, follower, "did not install a snapshot", |status| {

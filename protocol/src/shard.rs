@@ -11,11 +11,20 @@ use crate::limits::{
 };
 
 /// The number of the key hash described here, for `ServerHello::key_hash`.
-pub const KEY_HASH_CRC32C: u8 = 1;
+pub const KEY_HASH: u8 = 1;
 
-/// CRC-32C of the part of a key that decides its shard.
+/// The hash of the part of a key that decides its shard: its CRC-32C, then mixed so that every bit
+/// depends on every other. Unmixed, keys that count up in their last letter share their low bits
+/// and would fall into few of the shards.
 pub fn key_hash(key: &[u8]) -> u32 {
-    crc32c::crc32c(hashed_part(key))
+    mix(crc32c::crc32c(hashed_part(key)))
+}
+
+/// The finalizer of 32-bit MurmurHash3 (Appleby, public domain).
+const fn mix(mut hash: u32) -> u32 {
+    hash = (hash ^ (hash >> 16)).wrapping_mul(0x85eb_ca6b);
+    hash = (hash ^ (hash >> 13)).wrapping_mul(0xc2b2_ae35);
+    hash ^ (hash >> 16)
 }
 
 /// The inside of the key's `{tag}` if it has one, else the whole key. A tag runs from the first
@@ -119,13 +128,20 @@ mod tests {
         same("a{b}{c}", "b");
         same("a{b{c}d", "b{c");
         let whole =
-            |key: &str| assert_eq!(key_hash(key.as_bytes()), crc32c::crc32c(key.as_bytes()));
+            |key: &str| assert_eq!(key_hash(key.as_bytes()), mix(crc32c::crc32c(key.as_bytes())));
         whole("plain");
         whole("{}x");
         whole("a{}b{c}");
         whole("{open");
         whole("close}{");
         whole("");
+    }
+
+    #[test]
+    fn keys_that_differ_in_a_letter_do_not_share_shards() {
+        let shards = |last: char| shard_of(std::format!("key/{last}").as_bytes(), 4);
+        let used: alloc::collections::BTreeSet<_> = ('a'..='p').map(shards).collect();
+        assert_eq!(used.len(), 4, "{used:?}");
     }
 
     #[test]

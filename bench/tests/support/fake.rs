@@ -21,7 +21,7 @@ use leasehold_protocol::reply::{
     Role, ServerHello, ShardStatus, StatusReply,
 };
 use leasehold_protocol::request::{Freshness, GetRequest, RenewRequest, Request};
-use leasehold_protocol::shard::KEY_HASH_CRC32C;
+use leasehold_protocol::shard::KEY_HASH;
 
 const CLUSTER: ClusterId = ClusterId([7; 16]);
 
@@ -148,7 +148,7 @@ fn hello(addr: SocketAddr) -> ServerHello {
         cluster: CLUSTER,
         node: NodeId(1),
         shards: 1,
-        key_hash: KEY_HASH_CRC32C,
+        key_hash: KEY_HASH,
         features: 0,
         nodes: vec![NodeAddress { node: NodeId(1), client_addr: addr.to_string() }],
         leaders: Vec::new(),

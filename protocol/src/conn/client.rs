@@ -19,7 +19,7 @@ use crate::limits::{
 };
 use crate::reply::{Reply, ServerHello};
 use crate::request::{ClientHello, Request};
-use crate::shard::{KEY_HASH_CRC32C, check_shards};
+use crate::shard::{KEY_HASH, check_shards};
 
 /// What the driver has to act on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -246,7 +246,7 @@ impl ClientConn {
             let message = format!("the node belongs to cluster {}", hello.cluster);
             return Err((ErrorCode::WRONG_CLUSTER, message));
         }
-        if hello.key_hash != KEY_HASH_CRC32C {
+        if hello.key_hash != KEY_HASH {
             let message = format!("the cluster uses key hash {}", hello.key_hash);
             return Err((ErrorCode::UNSUPPORTED_VERSION, message));
         }

@@ -152,7 +152,7 @@ pub(crate) fn server_hello() -> ServerHello {
         cluster: CLUSTER,
         node: NodeId(1),
         shards: 4,
-        key_hash: leasehold_protocol::shard::KEY_HASH_CRC32C,
+        key_hash: leasehold_protocol::shard::KEY_HASH,
         features: 0,
         nodes: vec![
             NodeAddress { node: NodeId(1), client_addr: "10.0.0.1:7400".into() },

@@ -43,6 +43,8 @@ pub struct ShardReport {
     pub behind: u64,
     /// The shard has begun: its token base is applied.
     pub begun: bool,
+    /// Last entry that was cut from the log.
+    pub purged_index: u64,
 }
 
 #[derive(Debug, Default)]
@@ -53,6 +55,7 @@ struct Shard {
     applied_revision: AtomicU64,
     behind: AtomicU64,
     begun: AtomicBool,
+    purged_index: AtomicU64,
     reports: AtomicU64,
     reports_sampled: AtomicU64,
     silent_samples: AtomicU32,
@@ -95,6 +98,7 @@ impl Health {
         cell.applied_revision.store(report.applied_revision, Ordering::Relaxed);
         cell.behind.store(report.behind, Ordering::Relaxed);
         cell.begun.store(report.begun, Ordering::Relaxed);
+        cell.purged_index.store(report.purged_index, Ordering::Relaxed);
         cell.reports.fetch_add(1, Ordering::Release);
     }
 
@@ -167,6 +171,11 @@ pub(super) const SHARD_FAMILIES: &[ShardFamily] = &[
         help: "Entries known to be committed, but not applied yet.",
         value: |shard| shard.behind.load(Ordering::Relaxed),
     },
+    ShardFamily {
+        name: "leasehold_shard_purged_index",
+        help: "Last entry cut from the shard's log; a node that lacks it needs a snapshot.",
+        value: |shard| shard.purged_index.load(Ordering::Relaxed),
+    },
 ];
 
 impl Shard {
@@ -199,6 +208,7 @@ mod tests {
         applied_revision: 9,
         behind: BEHIND_MAX,
         begun: true,
+        purged_index: 5,
     };
 
     fn health(report: &ShardReport) -> Health {

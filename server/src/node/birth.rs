@@ -43,7 +43,7 @@ impl Founding {
             name: config.cluster.name.clone(),
             nodes: config.cluster.peers.keys().copied().collect(),
             shards: config.cluster.shards,
-            key_hash: leasehold_protocol::shard::KEY_HASH_CRC32C,
+            key_hash: leasehold_protocol::shard::KEY_HASH,
         };
         let birth = Birth::new(me, plan, dir.promise().cloned())?;
         Ok(Rc::new(Self { birth: RefCell::new(birth), dir: RefCell::new(dir) }))

@@ -63,6 +63,7 @@ fn publish_shards(
             applied_revision: state.revision().0,
             behind: raft.last_index.saturating_sub(raft.applied_index),
             begun: state.begun(),
+            purged_index: raft.purged_index,
         };
         metrics.health().report(shard.id().0, &report);
         if let Some(leader) = leader.filter(|leader| leader != last_leader) {

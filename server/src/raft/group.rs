@@ -175,6 +175,8 @@ pub struct GroupStatus {
     pub applied_index: u64,
     /// Last entry that the newest snapshot covers; 0 if there is none.
     pub snapshot_index: u64,
+    /// Last entry that was cut from the log; 0 if there is none.
+    pub purged_index: u64,
 }
 
 pub(super) type Engine<E> = Raft<RaftTypes<E>, Machine<E>>;
@@ -352,6 +354,7 @@ impl<E: Env> Group<E> {
             last_index: metrics.last_log_index.unwrap_or(0),
             applied_index: index(metrics.last_applied),
             snapshot_index: index(metrics.snapshot),
+            purged_index: index(metrics.purged),
         }
     }
 

@@ -13,7 +13,7 @@ use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId, Token};
 use leasehold_protocol::reply::{NodeAddress, Reply, ServerHello};
 use leasehold_protocol::request::Request;
-use leasehold_protocol::shard::KEY_HASH_CRC32C;
+use leasehold_protocol::shard::KEY_HASH;
 use leasehold_server::admin::Metrics;
 use leasehold_server::disk::sim::SimDisk;
 use leasehold_server::env::{Clock, Env};
@@ -160,7 +160,7 @@ impl Front for Door {
             cluster: CLUSTER,
             node: NodeId(self.node),
             shards: 1,
-            key_hash: KEY_HASH_CRC32C,
+            key_hash: KEY_HASH,
             features: 0,
             nodes: (1..=NODES).map(address).collect(),
             leaders: self.router.leaders(),
