@@ -20,7 +20,7 @@ pub fn key_hash(key: &[u8]) -> u32 {
     mix(crc32c::crc32c(hashed_part(key)))
 }
 
-/// The finalizer of 32-bit MurmurHash3 (Appleby, public domain).
+/// The finalizer of 32-bit `MurmurHash3` (Appleby, public domain).
 const fn mix(mut hash: u32) -> u32 {
     hash = (hash ^ (hash >> 16)).wrapping_mul(0x85eb_ca6b);
     hash = (hash ^ (hash >> 13)).wrapping_mul(0xc2b2_ae35);
