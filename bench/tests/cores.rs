@@ -29,9 +29,14 @@ async fn release_all(guards: Vec<Guard>) {
     }
 }
 
-#[tokio::test]
-async fn shards_of_all_cores_serve_survive_a_leader_and_stop_in_order() {
+#[test]
+fn shards_of_all_cores_serve_survive_a_leader_and_stop_in_order() {
     let _alone = process::alone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(two_cores());
+}
+
+async fn two_cores() {
     let spec = Spec { shards: SHARDS, ..Spec::default() }.flag("cores", 2);
     let mut cluster = Cluster::start(spec).expect("a cluster");
     let client = Client::connect(&cluster.endpoint_list()).await.expect("a client");
