@@ -171,9 +171,12 @@ fn run_with_preempt_timer(timer: Duration) -> (u64, u64) {
 /// it has expired when the run queue is first looked at, so that the core parks with work to do.
 /// Without the watchdog's kick this run sleeps for ever, pulse or not: sooner or later the pulse
 /// itself waits in the forgotten queue. The watchdog would then end the test with its exit code.
+///
+/// Not far below 100 us: there a busy machine lets the timer expire before *every* look at the
+/// queue, so that no kick helps. The server's own timer is 100 ms.
 #[test]
 fn a_core_that_parks_with_work_to_do_is_woken() {
-    for micros in [200, 100, 50, 40, 30, 25, 20] {
+    for micros in [400, 200, 100] {
         let (turns, kicks) = run_with_preempt_timer(Duration::from_micros(micros));
         println!("preempt timer {micros} us: {turns} turns, {kicks} kicks");
         if kicks > 0 {
