@@ -92,6 +92,11 @@ impl Random {
         self.below(of) == 0
     }
 
+    /// A count, length or offset that lies.
+    pub fn lie(&mut self) -> u64 {
+        *self.pick(&NUMBERS)
+    }
+
     pub fn pick<'a, T>(&mut self, of: &'a [T]) -> &'a T {
         &of[self.below(of.len())]
     }
@@ -180,7 +185,7 @@ pub fn mutate_once(random: &mut Random, bytes: &mut Vec<u8>, other: &[u8]) {
 }
 
 fn put_number(random: &mut Random, bytes: &mut [u8], at: usize, width: usize) {
-    let number = random.pick(&NUMBERS).to_le_bytes();
+    let number = random.lie().to_le_bytes();
     let len = width.min(bytes.len() - at);
     bytes[at..at + len].copy_from_slice(&number[..len]);
 }

@@ -198,7 +198,7 @@ fn decode(bytes: &[u8], piece: usize) -> Result<State, SnapshotError> {
 /// What a state and the check of it may take: an item becomes a few tree nodes of up to 32 entries
 /// each, so a small snapshot takes more beside its length than a large one.
 const fn snapshot_bound(len: usize) -> usize {
-    24 * len + 64 * 1024
+    8 * len + 16 * 1024
 }
 
 #[test]

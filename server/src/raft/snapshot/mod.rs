@@ -283,4 +283,6 @@ impl StateReader {
 }
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;
