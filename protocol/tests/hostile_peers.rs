@@ -95,8 +95,7 @@ fn handshake() -> Vec<Vec<u8>> {
         to: NodeId(2),
         challenge: [3; 32],
     };
-    let welcome =
-        PeerWelcome { version: 1, from: identity(2), challenge: [4; 32], proof: [5; 32] };
+    let welcome = PeerWelcome { version: 1, from: identity(2), challenge: [4; 32], proof: [5; 32] };
     let refusal =
         PeerRefusal { code: ErrorCode::AUTH_FAILED, message: "the secret was not proved".into() };
     vec![

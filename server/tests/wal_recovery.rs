@@ -12,8 +12,8 @@ use leasehold_server::disk::sim::{Io, SimDisk, SimDiskConfig, Tear};
 use leasehold_server::env::Disk;
 use leasehold_server::wal::{BLOB_LEN_MAX, WalConfig, WalError, WalIdentity};
 use wal_support::{
-    A, B, C, Call, History, IDENTITY, ShardId, State, open, open_as, open_with, recover, run, sleep_ms,
-    small, without_committed,
+    A, B, C, Call, History, IDENTITY, ShardId, State, open, open_as, open_with, recover, run,
+    sleep_ms, small, without_committed,
 };
 
 /// The first segment, and where its first record after the checkpoint starts.
@@ -498,7 +498,9 @@ fn a_large_checkpoint_leaves_less_room_for_what_is_carried() {
         run(1, async {
             let (log, found) = open_with(config.clone(), &disk).await.unwrap();
             assert_eq!(found.len(), 24 + usize::from(index > 1));
-            log.shard(ShardId(99)).append([(index, wal_support::payload(index, 1000))], |_| {}).unwrap();
+            log.shard(ShardId(99))
+                .append([(index, wal_support::payload(index, 1000))], |_| {})
+                .unwrap();
             log.shard(ShardId(99)).flush().await.unwrap();
         });
     }

@@ -234,7 +234,8 @@ impl Drop for Shown<'_> {
 /// `#` opens a line of comment.
 pub fn corpus(text: &str, format: &str) -> Vec<Vec<u8>> {
     let lines = text.lines().filter(|line| !line.starts_with('#'));
-    let of_format = lines.filter_map(|line| line.split_once(' ')).filter(|(name, _)| *name == format);
+    let of_format =
+        lines.filter_map(|line| line.split_once(' ')).filter(|(name, _)| *name == format);
     of_format.map(|(_, hex)| bytes_of(hex.trim())).collect()
 }
 

@@ -286,7 +286,8 @@ impl Files {
     /// Gives one segment another number, in its header and in its name.
     fn renumber(&self, random: &mut Random, disk: &SimDisk) {
         let (name, bytes, _) = random.pick(&self.0);
-        let number = if random.one_in(2) { random.lie() } else { random.next() >> random.below(64) };
+        let number =
+            if random.one_in(2) { random.lie() } else { random.next() >> random.below(64) };
         let mut page = bytes[..256].to_vec();
         page[72..80].copy_from_slice(&number.to_le_bytes());
         seal_header(&mut page);

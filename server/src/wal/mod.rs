@@ -23,9 +23,9 @@ mod error;
 mod flush;
 #[cfg(test)]
 mod golden;
+mod header;
 #[cfg(test)]
 mod hostile;
-mod header;
 mod inner;
 mod ledger;
 mod metrics;
