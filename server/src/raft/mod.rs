@@ -37,7 +37,7 @@ mod snapshot;
 mod spec;
 mod storage;
 #[cfg(test)]
-mod suite;
+pub(crate) mod suite;
 pub mod types;
 
 use leasehold_protocol::ids::ShardId;

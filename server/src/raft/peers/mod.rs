@@ -312,4 +312,6 @@ impl<E: Env> Peers<E> {
 }
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;

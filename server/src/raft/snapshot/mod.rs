@@ -283,4 +283,8 @@ impl StateReader {
 }
 
 #[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;
