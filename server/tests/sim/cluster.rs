@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use leasehold_protocol::ids::ShardId;
 use leasehold_server::disk::sim::{SimDisk, Tear};
 use leasehold_server::rt::sim::{DomainId, SimRt, SimWorld};
 use leasehold_server::rt::sim_net::SimNet;
@@ -90,8 +91,10 @@ impl Cluster {
         let first = &self.machines[0];
         loop {
             if let Some(node) = first.running() {
-                let formed = node.group.initialize(members()).await;
-                formed.expect("node 1 is a member");
+                for shard in &*node.shards {
+                    let formed = shard.group.initialize(members()).await;
+                    formed.expect("node 1 is a member");
+                }
                 return;
             }
             SimRt::sleep(Duration::from_millis(1)).await;
@@ -118,26 +121,38 @@ impl Cluster {
         self.world.kill_after_polls(machine.domain, polls);
     }
 
-    /// The machine that leads now, as far as it knows.
-    pub(crate) fn leader(&self) -> Option<Rc<Machine>> {
+    /// The machine that leads the shard now, as far as it knows.
+    pub(crate) fn leader(&self, shard: ShardId) -> Option<Rc<Machine>> {
         let leads = |machine: &&Rc<Machine>| {
-            machine.running().is_some_and(|node| node.group.leadership().is_some())
+            machine.running().is_some_and(|node| node.shard(shard).group.leadership().is_some())
         };
         self.machines.iter().find(leads).cloned()
     }
 
+    /// All shards.
+    pub(crate) fn shards(&self) -> impl Iterator<Item = ShardId> + use<> {
+        (0..self.params.shards).map(ShardId)
+    }
+
     /// True if all nodes run and have applied the same.
     pub(crate) fn agrees(&self) -> bool {
+        self.shards().all(|shard| self.agrees_on(shard))
+    }
+
+    fn agrees_on(&self, shard: ShardId) -> bool {
         let look = |machine: &Rc<Machine>| {
             let node = machine.running()?;
-            let status = node.group.status();
-            let state = node.state.borrow();
+            let shard = node.shard(shard);
+            let status = shard.group.status();
+            let state = shard.state.borrow();
             Some((status.applied_index, status.last_index, state.revision(), state.digest()))
         };
         let Some(looks) = self.machines.iter().map(look).collect::<Option<Vec<_>>>() else {
             return false;
         };
-        self.leader().is_some() && looks[0].0 == looks[0].1 && looks.iter().all(|l| *l == looks[0])
+        self.leader(shard).is_some()
+            && looks[0].0 == looks[0].1
+            && looks.iter().all(|l| *l == looks[0])
     }
 
     async fn supervise(self: Rc<Self>, machine: Rc<Machine>) {
@@ -148,6 +163,7 @@ impl Cluster {
                 boot: machine.boots.get(),
                 disk: machine.disk.clone(),
                 host: self.net.host(machine.domain),
+                shards: self.params.shards,
                 snapshot_entries: self.params.snapshot_entries,
                 ledger: self.ledger.clone(),
                 violations: self.violations.clone(),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use leasehold_protocol::ids::ShardId;
 use leasehold_server::rt::sim::{DomainId, SimRt};
 use openraft_rt::AsyncRuntime;
 
@@ -103,8 +104,11 @@ fn any(cluster: &Cluster) -> Rc<Machine> {
     cluster.machines[index as usize].clone()
 }
 
+/// The leader of any shard.
 fn leader(cluster: &Cluster) -> Rc<Machine> {
-    cluster.leader().unwrap_or_else(|| any(cluster))
+    let shards = cluster.shards().count() as u64;
+    let shard = ShardId(cluster.world.rng().below(shards) as u32);
+    cluster.leader(shard).unwrap_or_else(|| any(cluster))
 }
 
 /// A while, mostly short, now and then well past an election.

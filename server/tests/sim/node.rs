@@ -1,8 +1,9 @@
 //! What runs on a simulated machine: the server's own stack between the sockets and the disk. WAL,
-//! peers, one Raft group, its shard with leases and forwarding, and the connections of clients.
+//! peers, the Raft groups, their shards with leases and forwarding, and the connections of clients.
 //! Only the founding of the cluster is left out: identities are given.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use futures_util::FutureExt;
@@ -44,7 +45,6 @@ impl Env for SimEnv {
 }
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([1; 16]);
-pub(crate) const SHARD: ShardId = ShardId(0);
 
 const TOKEN_BASE: Token = Token(1 << 20);
 const CONNECTIONS_MAX: usize = 256;
@@ -62,7 +62,7 @@ fn disk_id(node: u64) -> DiskId {
 }
 
 /// The group's members.
-pub(crate) fn members() -> std::collections::BTreeMap<u64, Member> {
+pub(crate) fn members() -> BTreeMap<u64, Member> {
     let member = |node| Member {
         disk: disk_id(node),
         peer_addr: peer_addr(node),
@@ -77,6 +77,7 @@ pub(crate) struct Start {
     pub(crate) boot: u64,
     pub(crate) disk: SimDisk,
     pub(crate) host: SimHost,
+    pub(crate) shards: u32,
     pub(crate) snapshot_entries: u64,
     pub(crate) ledger: Rc<Ledger>,
     pub(crate) violations: Rc<Violations>,
@@ -85,6 +86,18 @@ pub(crate) struct Start {
 /// A running node, as the harness looks at it.
 #[derive(Clone)]
 pub(crate) struct Node {
+    pub(crate) shards: Rc<[Hosted]>,
+}
+
+impl Node {
+    pub(crate) fn shard(&self, shard: ShardId) -> &Hosted {
+        &self.shards[shard.0 as usize]
+    }
+}
+
+/// One shard of a running node.
+pub(crate) struct Hosted {
+    pub(crate) id: ShardId,
     pub(crate) group: Rc<Group<SimEnv>>,
     pub(crate) state: Rc<RefCell<State>>,
 }
@@ -92,6 +105,7 @@ pub(crate) struct Node {
 /// Tells the ledger, then the shard, what was applied.
 struct Sink {
     node: u64,
+    id: ShardId,
     ledger: Rc<Ledger>,
     violations: Rc<Violations>,
     shard: RefCell<Option<Rc<Shard<SimEnv>>>>,
@@ -99,14 +113,14 @@ struct Sink {
 
 impl ApplySink for Sink {
     fn applied(&self, state: &State, events: &[Event]) {
-        self.ledger.applied(self.node, state, events, &self.violations);
+        self.ledger.shard(self.id).applied(self.node, state, events, &self.violations);
         if let Some(shard) = &*self.shard.borrow() {
             shard.applied(events);
         }
     }
 
     fn installed(&self, state: &State) {
-        self.ledger.applied(self.node, state, &[], &self.violations);
+        self.ledger.shard(self.id).applied(self.node, state, &[], &self.violations);
         if let Some(shard) = &*self.shard.borrow() {
             shard.installed();
         }
@@ -145,6 +159,7 @@ impl PeerService for Service {
 /// What connections see of the node.
 struct Door {
     node: u64,
+    shards: u32,
     router: Rc<Router<SimEnv>>,
 }
 
@@ -159,7 +174,7 @@ impl Front for Door {
             version: 0,
             cluster: CLUSTER,
             node: NodeId(self.node),
-            shards: 1,
+            shards: self.shards,
             key_hash: KEY_HASH,
             features: 0,
             nodes: (1..=NODES).map(address).collect(),
@@ -178,19 +193,62 @@ impl Front for Door {
 impl Start {
     /// Opens what the disk holds and serves peers and clients.
     pub(crate) async fn run(self) -> Node {
-        let (wal, recovered) = self.open_wal().await;
-        let peers = Peers::<SimEnv>::new(self.identity(), self.host.clone(), SimClock, SHARD);
+        let (wal, mut recovered) = self.open_wal().await;
+        // One core runs all shards.
+        let peers = Peers::<SimEnv>::new(self.identity(), self.host.clone(), SimClock, ShardId(0));
         (1..=NODES).for_each(|node| peers.set_address(NodeId(node), peer_addr(node)));
-        let state = Rc::new(RefCell::new(State::new(SHARD)));
+        let wheel = CoreWheel::new(SimClock.now());
+        let core = ShardCore {
+            shards_total: self.shards,
+            clock: SimClock,
+            wheel: wheel.clone(),
+            metrics: Metrics::new(1, 1).handle(0),
+        };
+        let mut shards = Vec::new();
+        for id in (0..self.shards).map(ShardId) {
+            let recovered = recovered.remove(&id).unwrap_or_default();
+            shards.push(self.open_shard(id, &wal, recovered, &peers, core.clone()).await);
+        }
+        drop(SimRt::spawn(run_wheel(wheel, shards.clone(), SimClock)));
+        let pinned = shards.clone();
+        wal.on_pin(move |pinning, _bytes| {
+            let group = pinned[pinning.0 as usize].group().clone();
+            drop(SimRt::spawn(async move { group.trigger_snapshot().await }));
+        });
+        let addresses = (1..=NODES).map(|node| (NodeId(node), client_addr(node))).collect();
+        let cluster = (CLUSTER, self.shards);
+        let hops = Rc::new(NoHops);
+        let router = Router::new((0, 1), cluster, shards.clone(), peers.clone(), addresses, hops);
+        peers.set_service(Rc::new(Service(Rc::new(ForwardService::new(router.clone())))));
+        self.serve_peers(peers);
+        self.serve_clients(router);
+        let hosted = |shard: &Rc<Shard<SimEnv>>| Hosted {
+            id: shard.id(),
+            group: shard.group().clone(),
+            state: shard.state().clone(),
+        };
+        Node { shards: shards.iter().map(hosted).collect() }
+    }
+
+    async fn open_shard(
+        &self,
+        id: ShardId,
+        wal: &Wal<SimEnv>,
+        recovered: Recovered,
+        peers: &Rc<Peers<SimEnv>>,
+        core: ShardCore<SimEnv>,
+    ) -> Rc<Shard<SimEnv>> {
+        let state = Rc::new(RefCell::new(State::new(id)));
         let sink = Rc::new(Sink {
             node: self.node,
+            id,
             ledger: self.ledger.clone(),
             violations: self.violations.clone(),
             shard: RefCell::default(),
         });
         let group = Group::open(
-            self.spec(),
-            wal.shard(SHARD),
+            self.spec(id),
+            wal.shard(id),
             recovered,
             self.disk.clone(),
             peers.clone(),
@@ -198,28 +256,25 @@ impl Start {
             sink.clone(),
         );
         let group = group.await.unwrap_or_else(|error| panic!("node {}: {error}", self.node));
-        let shard = start_shard(group.clone(), state.clone(), peers.clone());
+        self.watch_engine(id, group.clone());
+        let shard = Shard::new(id, group, state, peers.clone(), core);
         sink.shard.replace(Some(shard.clone()));
-        let addresses = (1..=NODES).map(|node| (NodeId(node), client_addr(node))).collect();
-        let hops = Rc::new(NoHops);
-        let router = Router::new((0, 1), (CLUSTER, 1), vec![shard], peers.clone(), addresses, hops);
-        peers.set_service(Rc::new(Service(Rc::new(ForwardService::new(router.clone())))));
-        self.watch_engine(group.clone());
-        self.serve_peers(peers);
-        self.serve_clients(router);
-        Node { group, state }
+        drop(SimRt::spawn(shard.clone().run_proposals()));
+        drop(SimRt::spawn(shard.clone().run_deadlines()));
+        drop(SimRt::spawn(shard.clone().run_leadership(TOKEN_BASE)));
+        shard
     }
 
     /// An engine that stops by itself would end a real process.
-    fn watch_engine(&self, group: Rc<Group<SimEnv>>) {
+    fn watch_engine(&self, shard: ShardId, group: Rc<Group<SimEnv>>) {
         let (node, violations) = (self.node, self.violations.clone());
         drop(SimRt::spawn(async move {
             let why = group.failed().await;
-            violations.add("engine", &format!("node {node} stopped: {why}"));
+            violations.add("engine", &format!("node {node}, shard {shard} stopped: {why}"));
         }));
     }
 
-    async fn open_wal(&self) -> (Wal<SimEnv>, Recovered) {
+    async fn open_wal(&self) -> (Wal<SimEnv>, BTreeMap<ShardId, Recovered>) {
         let identity = WalIdentity {
             cluster: CLUSTER,
             node: NodeId(self.node),
@@ -231,8 +286,7 @@ impl Start {
         let config = WalConfig { segment_len: 256 * 1024, ..WalConfig::default() };
         let salts = SimRng::new(self.boot << 8 | self.node);
         let opened = Wal::open(config, identity, self.disk.clone(), move || salts.next()).await;
-        let (wal, mut recovered) = opened.unwrap_or_else(|e| panic!("node {}: {e}", self.node));
-        (wal, recovered.remove(&SHARD).unwrap_or_default())
+        opened.unwrap_or_else(|e| panic!("node {}: {e}", self.node))
     }
 
     fn identity(&self) -> Identity {
@@ -248,11 +302,11 @@ impl Start {
         }
     }
 
-    fn spec(&self) -> GroupSpec {
+    fn spec(&self, shard: ShardId) -> GroupSpec {
         GroupSpec {
             snapshot_entries: self.snapshot_entries,
             log_keep: 2 * self.snapshot_entries,
-            ..GroupSpec::new(CLUSTER, SHARD, NodeId(self.node))
+            ..GroupSpec::new(CLUSTER, shard, NodeId(self.node))
         }
     }
 
@@ -270,7 +324,7 @@ impl Start {
     fn serve_clients(&self, router: Rc<Router<SimEnv>>) {
         let mut listener = self.host.listen(&client_addr(self.node)).expect("the address is free");
         let connections = Connections::new(CONNECTIONS_MAX);
-        let door = Rc::new(Door { node: self.node, router });
+        let door = Rc::new(Door { node: self.node, shards: self.shards, router });
         drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
         drop(SimRt::spawn(async move {
             loop {
@@ -281,24 +335,4 @@ impl Start {
             }
         }));
     }
-}
-
-fn start_shard(
-    group: Rc<Group<SimEnv>>,
-    state: Rc<RefCell<State>>,
-    peers: Rc<Peers<SimEnv>>,
-) -> Rc<Shard<SimEnv>> {
-    let wheel = CoreWheel::new(SimClock.now());
-    let core = ShardCore {
-        shards_total: 1,
-        clock: SimClock,
-        wheel: wheel.clone(),
-        metrics: Metrics::new(1, 1).handle(0),
-    };
-    let shard = Shard::new(SHARD, group, state, peers, core);
-    drop(SimRt::spawn(shard.clone().run_proposals()));
-    drop(SimRt::spawn(shard.clone().run_deadlines()));
-    drop(SimRt::spawn(shard.clone().run_leadership(TOKEN_BASE)));
-    drop(SimRt::spawn(run_wheel(wheel, vec![shard.clone()], SimClock)));
-    shard
 }

@@ -9,6 +9,9 @@ use leasehold_server::rt::sim_net::SimNetConfig;
 /// Voters of every run.
 pub(crate) const NODES: u64 = 3;
 
+/// Shards of a run, at most.
+const SHARDS_MAX: u64 = 4;
+
 /// A clock's rate error, at most (DESIGN, G3).
 pub(crate) const RATE_PPM_MAX: u64 = 500;
 
@@ -17,6 +20,8 @@ pub(crate) const RATE_PPM_MAX: u64 = 500;
 pub(crate) struct Params {
     pub(crate) clients: u64,
     pub(crate) keys: u64,
+    /// Raft groups of every node.
+    pub(crate) shards: u32,
     /// How long faults happen.
     pub(crate) storm: Duration,
     /// The longest pause between two faults.
@@ -36,6 +41,7 @@ impl Params {
         Self {
             clients: 4 + rng.below(10),
             keys: 2 + rng.below(8),
+            shards: 1 + rng.below(SHARDS_MAX) as u32,
             storm: millis(6_000, 9_000),
             fault_pause_max: millis(300, 3_000),
             hold_ms_max: 1 + rng.below(60),

@@ -15,6 +15,7 @@ use crate::client::Client;
 use crate::cluster::Cluster;
 use crate::faults::{Tally, storm};
 use crate::history::History;
+use crate::node::Node;
 use crate::params::{Params, draw_rate_ppm, draw_ttl_ms};
 
 /// Within this, after all faults are taken back, everything must work again.
@@ -93,17 +94,21 @@ async fn heal(cluster: &Cluster, work: Work) {
     };
     if SimRt::timeout(HEAL_LIMIT, finish).await.is_err() {
         let look = |machine: &Rc<crate::cluster::Machine>| {
-            let status = machine.running().map(|node| node.group.status());
-            format!("node {}: {status:?}", machine.node)
+            let status = |node: Node| {
+                node.shards.iter().map(|shard| shard.group.status()).collect::<Vec<_>>()
+            };
+            format!("node {}: {:?}", machine.node, machine.running().map(status))
         };
         let nodes: Vec<_> = cluster.machines.iter().map(look).collect();
         cluster.violations.add("G8", &format!("not healed after {HEAL_LIMIT:?}: {nodes:?}"));
     }
     for machine in &cluster.machines {
-        if let Some(node) = machine.running()
-            && let Err(what) = invariants::check(&node.state.borrow())
-        {
-            cluster.violations.add("state", &format!("node {}: {what}", machine.node));
+        let Some(node) = machine.running() else { continue };
+        for shard in &*node.shards {
+            if let Err(what) = invariants::check(&shard.state.borrow()) {
+                let text = format!("node {}, shard {}: {what}", machine.node, shard.id);
+                cluster.violations.add("state", &text);
+            }
         }
     }
 }
