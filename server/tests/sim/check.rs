@@ -4,37 +4,49 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use leasehold_protocol::event::{EndReason, Event, EventKind};
-use leasehold_protocol::ids::{LeaseId, Number, Token};
+use leasehold_protocol::ids::{LeaseId, Number, ShardId, Token};
 use leasehold_protocol::outcome::Outcome;
 
 use crate::history::{Acked, Change, Held, History, Read, Validity, Violations};
-use crate::ledger::Ledger;
+use crate::ledger::{Ledger, ShardLedger};
 
 /// A leader's clock may run so much fast (G3), in parts per million.
 const FAST_PPM: u64 = 500;
 
 pub(crate) fn check(ledger: &Ledger, history: &History, violations: &Violations) {
-    let events = ledger.events();
-    let holders = replay(&events, violations);
     let holds = history.holds.borrow();
     exclusion(&holds, violations);
     token_order(&holds, violations);
-    never_early(ledger, &events, &history.sessions.borrow(), violations);
-    for held in holds.iter() {
+    for shard in ledger.shards() {
+        check_shard(shard, &ledger.shard(shard), history, violations);
+    }
+}
+
+fn check_shard(shard: ShardId, ledger: &ShardLedger, history: &History, violations: &Violations) {
+    let events = ledger.events();
+    let holders = replay(&events, violations);
+    let sessions = history.sessions.borrow();
+    let sessions = sessions.iter().filter(|session| session.shard == shard).collect::<Vec<_>>();
+    never_early(ledger, &events, &sessions, violations);
+    for held in history.holds.borrow().iter().filter(|held| held.shard() == shard) {
         durable_grant(ledger, held, violations);
     }
-    for acked in history.acked.borrow().iter() {
+    for acked in history.acked.borrow().iter().filter(|acked| acked.shard == shard) {
         durable_change(ledger, acked, violations);
     }
-    let known = known_revisions(history);
-    for read in history.reads.borrow().iter() {
+    let known = known_revisions(shard, history);
+    for read in history.reads.borrow().iter().filter(|read| read.shard == shard) {
         linear(read, &holders, &known, violations);
     }
 }
 
 /// Leases that ended for want of renewals.
 pub(crate) fn expiries(ledger: &Ledger) -> usize {
-    ledger.events().iter().filter(|event| expired(event).is_some()).count()
+    let of_shard = |shard| {
+        let events = ledger.shard(shard).events();
+        events.iter().filter(|event| expired(event).is_some()).count()
+    };
+    ledger.shards().into_iter().map(of_shard).sum()
 }
 
 fn expired(event: &Event) -> Option<LeaseId> {
@@ -73,9 +85,9 @@ fn token_order(holds: &[Rc<Held>], violations: &Violations) {
 
 /// G3: no lease expires before its TTL has passed since the send of its last acknowledged renewal.
 fn never_early(
-    ledger: &Ledger,
+    ledger: &ShardLedger,
     events: &[Event],
-    sessions: &[Rc<Validity>],
+    sessions: &[&Rc<Validity>],
     violations: &Violations,
 ) {
     let sessions: BTreeMap<_, _> = sessions.iter().map(|s| (s.lease, s)).collect();
@@ -90,7 +102,7 @@ fn never_early(
 }
 
 /// G5: what a client was told is what was applied.
-fn durable_grant(ledger: &Ledger, held: &Held, violations: &Violations) {
+fn durable_grant(ledger: &ShardLedger, held: &Held, violations: &Violations) {
     let is_it = |event: &Event| {
         matches!(&event.kind, EventKind::Granted { key, lease, token, .. }
             if *key == held.key && *lease == held.lease && *token == held.token)
@@ -100,7 +112,7 @@ fn durable_grant(ledger: &Ledger, held: &Held, violations: &Violations) {
     }
 }
 
-fn durable_change(ledger: &Ledger, acked: &Acked, violations: &Violations) {
+fn durable_change(ledger: &ShardLedger, acked: &Acked, violations: &Violations) {
     let is_it = |event: &Event| match (&acked.change, &event.kind) {
         (
             Change::Released { key, token },
@@ -119,12 +131,14 @@ fn durable_change(ledger: &Ledger, acked: &Acked, violations: &Violations) {
 }
 
 /// When a client knew of which revision, with the highest known by then; in order of time.
-fn known_revisions(history: &History) -> Vec<(u64, u64)> {
+fn known_revisions(shard: ShardId, history: &History) -> Vec<(u64, u64)> {
     let acked = history.acked.borrow();
     let holds = history.holds.borrow();
-    let grants = holds.iter().map(|held| (held.known_ns, held.grant.0));
-    let mut known: Vec<_> =
-        acked.iter().map(|acked| (acked.heard_ns, acked.revision.0)).chain(grants).collect();
+    let grants = holds.iter().filter(|held| held.shard() == shard);
+    let grants = grants.map(|held| (held.known_ns, held.grant.0));
+    let acked = acked.iter().filter(|acked| acked.shard == shard);
+    let acked = acked.map(|acked| (acked.heard_ns, acked.revision.0));
+    let mut known: Vec<_> = acked.chain(grants).collect();
     known.sort_unstable();
     let mut highest = 0;
     for (_, revision) in &mut known {

@@ -4,13 +4,14 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use leasehold_protocol::event::{EndReason, Event, EventKind};
-use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Revision, Token};
+use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Revision, ShardId, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 
 use crate::check::check;
 use crate::history::{Acked, Change, Held, History, Read, Validity, Violations};
 use crate::ledger::Ledger;
 
+const SHARD: ShardId = ShardId(0);
 const KEY: &[u8] = b"k";
 
 fn granted(lease: u64, token: u64) -> EventKind {
@@ -51,6 +52,7 @@ fn lapsed(lease: u64) -> EventKind {
 /// A session that was renewed at `renewed_ns` for 1000 ns.
 fn session(lease: u64, renewed_ns: u64) -> Rc<Validity> {
     Rc::new(Validity {
+        shard: SHARD,
         lease: LeaseId(lease),
         ttl_ns: 1_000,
         renewed_ns: Cell::new(renewed_ns),
@@ -73,7 +75,7 @@ fn held(lease: u64, token: u64, at: u64, known_ns: u64, released_ns: Option<u64>
 }
 
 fn acked(lease: u64, at: u64, change: Change) -> Acked {
-    Acked { lease: LeaseId(lease), revision: Revision(at), heard_ns: 50, change }
+    Acked { shard: SHARD, lease: LeaseId(lease), revision: Revision(at), heard_ns: 50, change }
 }
 
 fn release(token: u64) -> Change {
@@ -82,7 +84,7 @@ fn release(token: u64) -> Change {
 
 fn read(asked_ns: u64, at: u64, holder: Option<(u64, u64)>) -> Read {
     let holder = holder.map(|(lease, token)| (LeaseId(lease), Token(token)));
-    Read { key: KEY.to_vec(), asked_ns, revision: Revision(at), holder }
+    Read { shard: SHARD, key: KEY.to_vec(), asked_ns, revision: Revision(at), holder }
 }
 
 /// A case: what was applied, revision by revision, and what the clients saw.
@@ -103,7 +105,7 @@ impl Case {
             let event = |kind| Event { revision: Revision(at), kind };
             (at * 100, step.into_iter().map(event).collect())
         };
-        ledger.plant((1..).zip(self.steps).map(step).collect());
+        ledger.shard(SHARD).plant((1..).zip(self.steps).map(step).collect());
         let history = History::default();
         history.holds.replace(self.holds.into_iter().map(Rc::new).collect());
         history.acked.replace(self.acked);
