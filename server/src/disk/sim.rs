@@ -37,7 +37,9 @@ type Observer = Rc<dyn Fn(&SimDisk)>;
 /// How a disk behaves when nothing is wrong with it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SimDiskConfig {
-    /// The longest sync; each takes a random time up to this.
+    /// The shortest sync.
+    pub sync_min: Duration,
+    /// The longest sync; each takes a random time from the shortest up to this.
     pub sync_max: Duration,
     /// The longest of any other operation.
     pub io_max: Duration,
@@ -95,6 +97,11 @@ impl SimDisk {
         Self { inner: Rc::new(inner) }
     }
 
+    /// How the disk behaves.
+    pub fn config(&self) -> SimDiskConfig {
+        self.inner.config.get()
+    }
+
     /// Changes how the disk behaves from now on.
     pub fn set_config(&self, config: SimDiskConfig) {
         self.inner.config.set(config);
@@ -108,6 +115,11 @@ impl SimDisk {
     /// No operation fails on purpose any more.
     pub fn heal(&self) {
         self.inner.faults.borrow_mut().clear();
+    }
+
+    /// Operations that failed on purpose, or for want of room, so far.
+    pub fn failures(&self) -> u64 {
+        self.inner.faults.borrow().struck()
     }
 
     /// Operations of a kind so far.
@@ -135,14 +147,14 @@ impl SimDisk {
 
     async fn io(&self, io: Io) -> io::Result<()> {
         let io_max = self.inner.config.get().io_max;
-        self.pause(io_max).await;
+        self.pause(Duration::ZERO, io_max).await;
         self.inner.faults.borrow_mut().strike(io)
     }
 
-    async fn pause(&self, max: Duration) {
-        let nanos_max = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX);
+    async fn pause(&self, min: Duration, max: Duration) {
+        let nanos_max = u64::try_from(max.saturating_sub(min).as_nanos()).unwrap_or(u64::MAX);
         if nanos_max > 0 {
-            SimRt::sleep(Duration::from_nanos(self.inner.rng.below(nanos_max))).await;
+            SimRt::sleep(min + Duration::from_nanos(self.inner.rng.below(nanos_max))).await;
         }
     }
 
@@ -153,10 +165,11 @@ impl SimDisk {
 
     fn reserve(&self, len: u64) -> io::Result<()> {
         match self.inner.config.get().capacity {
-            Some(capacity) if self.used_bytes() + len > capacity => Err(io::Error::new(
-                io::ErrorKind::StorageFull,
-                "no space left on the simulated disk",
-            )),
+            Some(capacity) if self.used_bytes() + len > capacity => {
+                self.inner.faults.borrow_mut().count_strike();
+                let full = "no space left on the simulated disk";
+                Err(io::Error::new(io::ErrorKind::StorageFull, full))
+            }
             _ => Ok(()),
         }
     }
@@ -174,7 +187,8 @@ impl SimDisk {
         let struck = self.inner.faults.borrow_mut().strike(io);
         file.borrow_mut().begin_sync();
         self.tell_observer();
-        self.pause(self.inner.config.get().sync_max).await;
+        let SimDiskConfig { sync_min, sync_max, .. } = self.inner.config.get();
+        self.pause(sync_min, sync_max).await;
         if self.inner.power_cycle.get() != power_cycle {
             return Err(power_lost());
         }

@@ -24,7 +24,7 @@ use openraft_rt::{AsyncRuntime, MpscReceiver};
 
 use crate::history::{Acked, Change, Held, History, Read};
 use crate::link::Link;
-use crate::params::{NODES, Params};
+use crate::params::Params;
 use crate::session::Session;
 
 /// Within this a node answers.
@@ -306,7 +306,7 @@ pub(crate) struct Line<'a> {
 
 impl<'a> Line<'a> {
     pub(crate) fn new(client: &'a Client) -> Self {
-        Self { client, link: None, node: 1 + client.rng.below(NODES) }
+        Self { client, link: None, node: 1 + client.rng.below(client.params.nodes) }
     }
 
     pub(crate) async fn pause(&self) {
@@ -373,6 +373,7 @@ impl<'a> Line<'a> {
     /// node.
     async fn next(&mut self, answers: &mut Receiver<Reply>, patience: Duration) -> Option<Reply> {
         let Ok(Some(reply)) = SimRt::timeout(patience, answers.recv()).await else {
+            self.client.history.unknown.set(self.client.history.unknown.get() + 1);
             self.turn();
             return None;
         };
@@ -394,6 +395,6 @@ impl<'a> Line<'a> {
     /// To any node, over a new connection.
     fn turn(&mut self) {
         self.link = None;
-        self.node = 1 + self.client.rng.below(NODES);
+        self.node = 1 + self.client.rng.below(self.client.params.nodes);
     }
 }

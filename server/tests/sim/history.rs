@@ -84,6 +84,8 @@ pub(crate) struct History {
     pub(crate) sessions: RefCell<Vec<Rc<Validity>>>,
     /// Requests that were sent again.
     pub(crate) retries: Cell<u64>,
+    /// Requests whose connection broke, or that took too long, before their answer.
+    pub(crate) unknown: Cell<u64>,
     /// Sessions that ended before their clients wanted.
     pub(crate) lost: Cell<u64>,
 }

@@ -29,9 +29,9 @@ use leasehold_server::shard::{FORWARD_KIND, Origin, Shard, ShardCore, run_wheel}
 use leasehold_server::wal::{Recovered, Wal, WalConfig, WalIdentity};
 use openraft_rt::AsyncRuntime;
 
+use crate::coverage::{Coverage, Seen};
 use crate::history::Violations;
 use crate::ledger::Ledger;
-use crate::params::NODES;
 
 /// Everything simulated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,23 +57,26 @@ fn peer_addr(node: u64) -> String {
     format!("node{node}:7001")
 }
 
-fn disk_id(node: u64) -> DiskId {
-    DiskId([node as u8; 16])
+/// Of the node's first disk, or of the one that came in its place.
+pub(crate) fn disk_id(node: u64, wiped: bool) -> DiskId {
+    DiskId([node as u8 | u8::from(wiped) << 7; 16])
 }
 
 /// The group's members.
-pub(crate) fn members() -> BTreeMap<u64, Member> {
+pub(crate) fn members(nodes: u64) -> BTreeMap<u64, Member> {
     let member = |node| Member {
-        disk: disk_id(node),
+        disk: disk_id(node, false),
         peer_addr: peer_addr(node),
         client_addr: client_addr(node),
     };
-    (1..=NODES).map(|node| (node, member(node))).collect()
+    (1..=nodes).map(|node| (node, member(node))).collect()
 }
 
 /// What a node is started with.
 pub(crate) struct Start {
     pub(crate) node: u64,
+    pub(crate) nodes: u64,
+    pub(crate) disk_id: DiskId,
     pub(crate) boot: u64,
     pub(crate) disk: SimDisk,
     pub(crate) host: SimHost,
@@ -81,6 +84,9 @@ pub(crate) struct Start {
     pub(crate) snapshot_entries: u64,
     pub(crate) ledger: Rc<Ledger>,
     pub(crate) violations: Rc<Violations>,
+    pub(crate) coverage: Rc<Coverage>,
+    /// Ends this node's process, as a real one ends itself, for the reason given.
+    pub(crate) exit: Rc<dyn Fn(&str)>,
 }
 
 /// A running node, as the harness looks at it.
@@ -92,6 +98,11 @@ pub(crate) struct Node {
 impl Node {
     pub(crate) fn shard(&self, shard: ShardId) -> &Hosted {
         &self.shards[shard.0 as usize]
+    }
+
+    /// True if it leads any shard, as far as it knows.
+    pub(crate) fn leads(&self) -> bool {
+        self.shards.iter().any(|shard| shard.group.leadership().is_some())
     }
 }
 
@@ -108,6 +119,7 @@ struct Sink {
     id: ShardId,
     ledger: Rc<Ledger>,
     violations: Rc<Violations>,
+    coverage: Rc<Coverage>,
     shard: RefCell<Option<Rc<Shard<SimEnv>>>>,
 }
 
@@ -120,6 +132,7 @@ impl ApplySink for Sink {
     }
 
     fn installed(&self, state: &State) {
+        self.coverage.count(Seen::SnapshotInstalled);
         self.ledger.shard(self.id).applied(self.node, state, &[], &self.violations);
         if let Some(shard) = &*self.shard.borrow() {
             shard.installed();
@@ -159,6 +172,7 @@ impl PeerService for Service {
 /// What connections see of the node.
 struct Door {
     node: u64,
+    nodes: u64,
     shards: u32,
     router: Rc<Router<SimEnv>>,
 }
@@ -177,7 +191,7 @@ impl Front for Door {
             shards: self.shards,
             key_hash: KEY_HASH,
             features: 0,
-            nodes: (1..=NODES).map(address).collect(),
+            nodes: (1..=self.nodes).map(address).collect(),
             leaders: self.router.leaders(),
             server_version: String::new(),
         })
@@ -191,12 +205,14 @@ impl Front for Door {
 }
 
 impl Start {
-    /// Opens what the disk holds and serves peers and clients.
-    pub(crate) async fn run(self) -> Node {
-        let (wal, mut recovered) = self.open_wal().await;
+    /// Opens what the disk holds and serves peers and clients. Errors if a real process would end
+    /// itself instead.
+    pub(crate) async fn run(self) -> Result<Node, String> {
+        let (wal, mut recovered) = self.open_wal().await?;
         // One core runs all shards.
         let peers = Peers::<SimEnv>::new(self.identity(), self.host.clone(), SimClock, ShardId(0));
-        (1..=NODES).for_each(|node| peers.set_address(NodeId(node), peer_addr(node)));
+        (1..=self.nodes).for_each(|node| peers.set_address(NodeId(node), peer_addr(node)));
+        self.watch_log(wal.clone());
         let wheel = CoreWheel::new(SimClock.now());
         let core = ShardCore {
             shards_total: self.shards,
@@ -207,7 +223,7 @@ impl Start {
         let mut shards = Vec::new();
         for id in (0..self.shards).map(ShardId) {
             let recovered = recovered.remove(&id).unwrap_or_default();
-            shards.push(self.open_shard(id, &wal, recovered, &peers, core.clone()).await);
+            shards.push(self.open_shard(id, &wal, recovered, &peers, core.clone()).await?);
         }
         drop(SimRt::spawn(run_wheel(wheel, shards.clone(), SimClock)));
         let pinned = shards.clone();
@@ -215,7 +231,7 @@ impl Start {
             let group = pinned[pinning.0 as usize].group().clone();
             drop(SimRt::spawn(async move { group.trigger_snapshot().await }));
         });
-        let addresses = (1..=NODES).map(|node| (NodeId(node), client_addr(node))).collect();
+        let addresses = (1..=self.nodes).map(|node| (NodeId(node), client_addr(node))).collect();
         let cluster = (CLUSTER, self.shards);
         let hops = Rc::new(NoHops);
         let router = Router::new((0, 1), cluster, shards.clone(), peers.clone(), addresses, hops);
@@ -227,7 +243,7 @@ impl Start {
             group: shard.group().clone(),
             state: shard.state().clone(),
         };
-        Node { shards: shards.iter().map(hosted).collect() }
+        Ok(Node { shards: shards.iter().map(hosted).collect() })
     }
 
     async fn open_shard(
@@ -237,13 +253,14 @@ impl Start {
         recovered: Recovered,
         peers: &Rc<Peers<SimEnv>>,
         core: ShardCore<SimEnv>,
-    ) -> Rc<Shard<SimEnv>> {
+    ) -> Result<Rc<Shard<SimEnv>>, String> {
         let state = Rc::new(RefCell::new(State::new(id)));
         let sink = Rc::new(Sink {
             node: self.node,
             id,
             ledger: self.ledger.clone(),
             violations: self.violations.clone(),
+            coverage: self.coverage.clone(),
             shard: RefCell::default(),
         });
         let group = Group::open(
@@ -255,30 +272,39 @@ impl Start {
             state.clone(),
             sink.clone(),
         );
-        let group = group.await.unwrap_or_else(|error| panic!("node {}: {error}", self.node));
+        let group = group.await.map_err(|error| error.to_string())?;
         self.watch_engine(id, group.clone());
         let shard = Shard::new(id, group, state, peers.clone(), core);
         sink.shard.replace(Some(shard.clone()));
         drop(SimRt::spawn(shard.clone().run_proposals()));
         drop(SimRt::spawn(shard.clone().run_deadlines()));
         drop(SimRt::spawn(shard.clone().run_leadership(TOKEN_BASE)));
-        shard
+        Ok(shard)
     }
 
     /// An engine that stops by itself would end a real process.
     fn watch_engine(&self, shard: ShardId, group: Rc<Group<SimEnv>>) {
-        let (node, violations) = (self.node, self.violations.clone());
+        let exit = self.exit.clone();
         drop(SimRt::spawn(async move {
             let why = group.failed().await;
-            violations.add("engine", &format!("node {node}, shard {shard} stopped: {why}"));
+            exit(&format!("shard {shard} stopped: {why}"));
         }));
     }
 
-    async fn open_wal(&self) -> (Wal<SimEnv>, BTreeMap<ShardId, Recovered>) {
+    /// So does a log that failed.
+    fn watch_log(&self, wal: Wal<SimEnv>) {
+        let exit = self.exit.clone();
+        drop(SimRt::spawn(async move {
+            let why = wal.until_failed().await;
+            exit(&format!("the log failed: {why}"));
+        }));
+    }
+
+    async fn open_wal(&self) -> Result<(Wal<SimEnv>, BTreeMap<ShardId, Recovered>), String> {
         let identity = WalIdentity {
             cluster: CLUSTER,
             node: NodeId(self.node),
-            disk: disk_id(self.node),
+            disk: self.disk_id,
             core: 0,
             cores: 1,
             boot: self.boot,
@@ -286,14 +312,14 @@ impl Start {
         let config = WalConfig { segment_len: 256 * 1024, ..WalConfig::default() };
         let salts = SimRng::new(self.boot << 8 | self.node);
         let opened = Wal::open(config, identity, self.disk.clone(), move || salts.next()).await;
-        opened.unwrap_or_else(|e| panic!("node {}: {e}", self.node))
+        opened.map_err(|error| error.to_string())
     }
 
     fn identity(&self) -> Identity {
         Identity {
             cluster: CLUSTER,
             node: NodeId(self.node),
-            disk: disk_id(self.node),
+            disk: self.disk_id,
             boot: self.boot,
             nonce: [self.boot as u8; 16],
             secret: b"the cluster's secret".as_slice().into(),
@@ -306,6 +332,7 @@ impl Start {
         GroupSpec {
             snapshot_entries: self.snapshot_entries,
             log_keep: 2 * self.snapshot_entries,
+            probe_quorum_loss: self.nodes >= 5,
             ..GroupSpec::new(CLUSTER, shard, NodeId(self.node))
         }
     }
@@ -324,7 +351,8 @@ impl Start {
     fn serve_clients(&self, router: Rc<Router<SimEnv>>) {
         let mut listener = self.host.listen(&client_addr(self.node)).expect("the address is free");
         let connections = Connections::new(CONNECTIONS_MAX);
-        let door = Rc::new(Door { node: self.node, shards: self.shards, router });
+        let door =
+            Rc::new(Door { node: self.node, nodes: self.nodes, shards: self.shards, router });
         drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
         drop(SimRt::spawn(async move {
             loop {
