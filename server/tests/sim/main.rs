@@ -12,19 +12,18 @@
 //! run twice, and both runs must have the same hash. Exit code 1 is a violation, 2 an invocation
 //! that proves nothing, because some kind of fault never happened or the simulator itself is wrong.
 
-mod check;
 mod client;
 mod cluster;
 mod coverage;
 mod faults;
 mod history;
 mod inject;
+mod judge;
 mod ledger;
 mod link;
 mod many;
 mod node;
 mod params;
-mod proof;
 mod run;
 mod session;
 mod timeline;
@@ -64,10 +63,7 @@ fn task() -> Task {
 fn main() -> ExitCode {
     match task() {
         Task::One(seed) => run::run_seed(seed),
-        Task::Many(seeds) => {
-            proof::prove();
-            seeds.run()
-        }
+        Task::Many(seeds) => seeds.run(),
         Task::Nothing => ExitCode::SUCCESS,
     }
 }

@@ -38,13 +38,13 @@ fn waits(log: &Log<'_>, report: &mut Report) -> Waits {
     let mut waits = Waits::new();
     for (step, change) in log.changes() {
         match change {
-            Change::Queued { key, lease, number } => {
-                if waits.insert((*lease, *number), None).is_some() {
-                    report.violation(format!(
-                        "key {key:?}, revision {}: lease {lease}, number {number} was queued twice",
-                        step.revision
-                    ));
-                }
+            Change::Queued { key, lease, number }
+                if waits.insert((*lease, *number), None).is_some() =>
+            {
+                report.violation(format!(
+                    "key {key:?}, revision {}: lease {lease}, number {number} was queued twice",
+                    step.revision
+                ));
             }
             Change::WaitEnded { lease, number, token, .. } => {
                 waits.insert((*lease, *number), Some((step.revision, *token)));
@@ -107,12 +107,15 @@ fn holds_effect(op: &Op, step: &Applied) -> bool {
     })
 }
 
+/// An acquire: its lease and number, or its place in the history if they are not shown.
+type Name = (Option<u64>, Option<u64>, usize);
+
 /// All that the clients of a shard may have caused.
 #[derive(Default)]
 struct Asked<'a> {
     opens: u64,
     /// Acquires by key; copies under one number are one.
-    acquires: BTreeMap<&'a str, BTreeSet<(Option<u64>, Option<u64>, usize)>>,
+    acquires: BTreeMap<&'a str, BTreeSet<Name>>,
     releases: BTreeSet<u64>,
     /// Leases with a cancel that gives back.
     cancels: BTreeSet<u64>,
