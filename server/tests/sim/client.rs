@@ -135,8 +135,8 @@ impl Work<'_> {
     async fn step(&mut self) {
         match self.me.rng.below(1_000) {
             0..130 => self.read().await,
-            130..140 => self.close().await,
-            140..165 => self.bad_input().await,
+            130..145 => self.close().await,
+            145..165 => self.bad_input().await,
             165..190 => self.force().await,
             190..210 => self.use_shared().await,
             210..215 => self.open_many().await,
@@ -183,7 +183,7 @@ impl Work<'_> {
             Reply::Keys(reply) => {
                 assert!(!reply.stale, "a linearizable read is not stale");
                 let token = reply.keys[0].holders.first().map(|holder| holder.token);
-                call.read(shard, token, reply.revision.0);
+                call.read(token, reply.revision.0);
                 token
             }
             other => panic!("client {}: get gave {other:?}", self.me.id),

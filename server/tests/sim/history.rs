@@ -5,6 +5,7 @@
 //! so. All times are true time.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use leasehold_bench::history::{
@@ -55,7 +56,8 @@ pub(crate) struct History {
     pub(crate) unknown: Cell<u64>,
     /// Leases that ended before their clients wanted.
     pub(crate) lost: Cell<u64>,
-    served: RefCell<std::collections::BTreeMap<u32, u64>>,
+    granted: RefCell<BTreeMap<u32, u64>>,
+    operations: Cell<u64>,
 }
 
 /// What a call is about.
@@ -125,14 +127,14 @@ impl History {
         records.len() - 1
     }
 
-    /// Successful calls of a shard so far.
-    pub(crate) fn served(&self, shard: ShardId) -> u64 {
-        self.served.borrow().get(&shard.0).copied().unwrap_or(0)
+    /// Grants of a shard that clients know of.
+    pub(crate) fn granted(&self, shard: ShardId) -> u64 {
+        self.granted.borrow().get(&shard.0).copied().unwrap_or(0)
     }
 
-    /// Of all shards.
+    /// Successful calls.
     pub(crate) fn operations(&self) -> u64 {
-        self.served.borrow().values().sum()
+        self.operations.get()
     }
 
     /// Everything, for the checkers.
@@ -200,30 +202,37 @@ impl Call {
     /// Its definite answer.
     pub(crate) fn answered(&self, answer: &Result<Answer, ErrorCode>) {
         let now_ns = SimWorld::current().now_ns();
-        let (shard, ok) = self.edit(|op| {
+        let (ok, granted) = self.edit(|op| {
             op.outcome = match answer {
                 Ok(answer) => told(answer, op.lease),
                 Err(code) => refused(*code),
             };
             op.return_ns = Some(now_ns);
-            (op.shard, op.outcome.is_ok())
+            let granted = matches!(op.outcome, Outcome::Granted { .. });
+            (op.outcome.is_ok(), granted.then_some(op.shard))
         });
-        self.count(shard, ok);
+        if ok {
+            self.count(granted);
+        }
     }
 
     /// The answer to a linearizable read.
-    pub(crate) fn read(&self, shard: ShardId, token: Option<Token>, revision: u64) {
+    pub(crate) fn read(&self, token: Option<Token>, revision: u64) {
         let now_ns = SimWorld::current().now_ns();
         self.edit(|op| {
             let token = token.map(|token| token.0);
             op.outcome = Outcome::Read { token, revision, stale: false };
             op.return_ns = Some(now_ns);
         });
-        self.count(shard.0, true);
+        self.count(None);
     }
 
-    fn count(&self, shard: u32, ok: bool) {
-        *self.history.served.borrow_mut().entry(shard).or_default() += u64::from(ok);
+    /// One more success, perhaps a grant of a shard.
+    fn count(&self, granted: Option<u32>) {
+        self.history.operations.set(self.history.operations.get() + 1);
+        if let Some(shard) = granted {
+            *self.history.granted.borrow_mut().entry(shard).or_default() += 1;
+        }
     }
 }
 

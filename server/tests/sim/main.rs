@@ -21,9 +21,11 @@ mod inject;
 mod judge;
 mod ledger;
 mod link;
+mod logs;
 mod many;
 mod node;
 mod params;
+mod proof;
 mod run;
 mod session;
 mod timeline;
@@ -63,7 +65,10 @@ fn task() -> Task {
 fn main() -> ExitCode {
     match task() {
         Task::One(seed) => run::run_seed(seed),
-        Task::Many(seeds) => seeds.run(),
+        Task::Many(seeds) => {
+            proof::prove();
+            seeds.run()
+        }
         Task::Nothing => ExitCode::SUCCESS,
     }
 }

@@ -18,6 +18,7 @@ use crate::coverage::Seen;
 use crate::faults::{Swarm, storm};
 use crate::history::History;
 use crate::judge::{self, SERVED_MIN};
+use crate::logs::{self, Logs};
 use crate::node::Node;
 use crate::params::{Params, draw_rate_ppm};
 
@@ -39,11 +40,15 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
     let (cluster, history, reports) = rt.block_on(async {
         let cluster = Cluster::start(&world, params);
         cluster.form().await;
+        let logs = Rc::new(Logs::default());
+        drop(SimRt::spawn(logs::watch(cluster.clone(), logs.clone())));
         let work = start_clients(&cluster, params);
         storm(&cluster, &work.domains, &swarm).await;
         let history = work.history.clone();
         history.fault(FaultKind::Healed, 0);
         heal(&cluster, work).await;
+        logs.look(&cluster);
+        cluster.coverage.add(Figure::CommittedEntries, logs.committed());
         judge::look(&cluster, &history);
         let reports = judge::judge(&cluster, &history, swarm.clocks_lie);
         (cluster, history, reports)
@@ -90,8 +95,8 @@ async fn supervise(world: SimWorld, client: Rc<Client>) {
 async fn heal(cluster: &Cluster, work: Work) {
     let healed = async {
         for shard in judge::used_shards(cluster) {
-            let before = work.history.served(shard);
-            while work.history.served(shard) < before + 2 * SERVED_MIN {
+            let before = work.history.granted(shard);
+            while work.history.granted(shard) < before + SERVED_MIN {
                 SimRt::sleep(Duration::from_millis(5)).await;
             }
         }
@@ -160,6 +165,8 @@ fn count(cluster: &Cluster, history: &History) {
 enum Figure {
     SimulatedMs,
     Operations,
+    /// Entries whose place in all logs was compared.
+    CommittedEntries,
 }
 
 fn report(

@@ -197,6 +197,14 @@ type Keys<'a> = BTreeMap<&'a str, (Vec<(u64, u64)>, Vec<(u64, u64)>)>;
 
 fn final_state(end: &FinalState, log: &Log<'_>, report: &mut Report) {
     if log.last() > end.revision {
+        let at_ns = log.at(log.last()).and_then(|step| step.at_ns);
+        if at_ns.is_some_and(|at_ns| at_ns < end.invoke_ns) {
+            let last = log.last();
+            report.violation(format!(
+                "the log has revision {last}, the state ends at {}",
+                end.revision
+            ));
+        }
         return;
     }
     let expected = replay(log);
@@ -353,5 +361,11 @@ mod tests {
         run.applied(20, vec![ended("k", 1, 5)]);
         run.end(30 * S, 25, &[("other", &[(3, 9)], &[])], &[]);
         assert_eq!(verdict(&run), Verdict::Violation);
+        let mut run = Run::new();
+        run.grant_at((1, 1), "k", 5, (None, 10), (S, 11 * S));
+        run.applied(10, vec![granted("k", 1, 5)]);
+        run.applied(20, vec![queued("k", 2, 1)]);
+        run.end(30 * S, 15, &[("k", &[(1, 5)], &[])], &[]);
+        assert_eq!(verdict(&run), Verdict::Violation, "the end of the log is gone");
     }
 }
