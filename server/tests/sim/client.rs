@@ -387,6 +387,9 @@ impl<'a> Line<'a> {
             if leader > 0 && leader != self.node && self.client.rng.chance(700) {
                 self.link = None;
                 self.node = leader;
+            } else if leader == 0 && self.client.rng.chance(200) {
+                // It may never know one: a wiped node is outside for good.
+                self.turn();
             }
         }
         None
