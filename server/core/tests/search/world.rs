@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use leasehold_core::State;
 use leasehold_core::snapshot::{Decoder, Encoder};
-use leasehold_core::{Kind, State};
 use leasehold_protocol::command::{Caller, Command, OwnLease};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{Event, EventKind};
@@ -171,11 +171,14 @@ impl World {
         Ok(())
     }
 
-    /// True if the cancel of this acquire came before it.
+    /// True if the cancel of this acquire was executed before it.
     pub(crate) fn is_forestalled(&self, who: usize, number: u64) -> bool {
-        let view = self.state.lease(self.sessions[who].id);
-        let mut memory = view.iter().flat_map(leasehold_core::LeaseView::memory);
-        memory.any(|one| one.number.0 == number && one.kind == Kind::Forestalled)
+        let session = &self.sessions[who];
+        let cancel = session.sent.get(&(number + 1)).map(|sent| sent.body);
+        let cancelled = matches!(cancel, Some(Body::Cancel { .. }));
+        let acquire = session.sent.get(&number).and_then(|sent| sent.first);
+        let refused = matches!(acquire, Some(Outcome::Refused { code: ErrorCode::CANCELLED, .. }));
+        session.live && cancelled && (refused || !session.sent.contains_key(&number))
     }
 
     /// The state as a snapshot brings it to another node.
