@@ -29,6 +29,7 @@ mod world;
 
 use cover::Situation;
 use moves::Class;
+use world::{Body, How, Move, World};
 
 /// One search: how much of everything, and what the clients do.
 struct Profile {
@@ -187,4 +188,41 @@ fn queues_and_hand_overs() {
 #[test]
 fn memory_and_floors() {
     run(&MEMORY);
+}
+
+/// The words are those of `tests/scripts`.
+#[test]
+fn a_path_prints_as_a_script() {
+    let acquire = |key, how| Body::Acquire { key, how };
+    let path = [
+        Move::Send { who: 0, number: 1, body: acquire(0, How::Try) },
+        Move::Send { who: 1, number: 1, body: acquire(0, How::Own) },
+        Move::Send { who: 1, number: 1, body: acquire(0, How::Own) },
+        Move::Ack { who: 1, floor: 3, all: true },
+        Move::Force { key: 0, token: 101, now: false },
+        Move::EndForced { key: 0, token: 101 },
+        Move::ReleaseOwn { lease: 3, key: 0, token: 102 },
+        Move::Open,
+        Move::Send { who: 2, number: 2, body: Body::Cancel { release: true } },
+        Move::Send { who: 0, number: 3, body: Body::Release { key: 0, token: 101 } },
+        Move::TimeOut { who: 1, number: 1 },
+        Move::Close { lease: 4 },
+        Move::Expire { lease: 2 },
+    ];
+    let expected = "begin 100\nopen a\nopen b\n\
+        acquire a 1 k\n\
+        acquire b 1 k wait=60000 own=2000\n\
+        acquire b 1 k wait=60000 own=2000\n\
+        release b 0 k 0 floor=3 acks=1\n\
+        force k 101 who=ops why=search\n\
+        end-forced k 101\n\
+        release-own #3 k 102\n\
+        open c\n\
+        cancel c 2 release\n\
+        release a 3 k 101\n\
+        time-out b 1\n\
+        close c\n\
+        expire b\n\
+        ----\n";
+    assert_eq!(script::of(World::new(2, false), &path), expected);
 }

@@ -89,9 +89,10 @@ pub(crate) struct Sent {
     pub(crate) body: Body,
     /// `None` while it waits.
     pub(crate) first: Option<Outcome>,
-    pub(crate) waited: bool,
-    /// Something was sent that may let the state forget it below the floor.
-    pub(crate) maybe_read: bool,
+    /// It waited, or was executed below the floor: only an acknowledgement lets the state forget.
+    outlives_floor: bool,
+    /// Something was sent that may count as one.
+    maybe_read: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -309,7 +310,8 @@ impl Session {
         if executed {
             let waited = matches!(outcome, Outcome::Queued { .. });
             let first = (!waited).then_some(outcome);
-            let sent = Sent { body, first, waited, maybe_read: false };
+            let outlives_floor = waited || number <= self.floor;
+            let sent = Sent { body, first, outlives_floor, maybe_read: false };
             if known {
                 self.sent.entry(number).or_insert(sent);
             } else {
@@ -327,7 +329,7 @@ impl Session {
 
     /// Whether the state must still know this number, whatever else it may forget (G5).
     pub(crate) fn must_be_remembered(&self, number: u64, sent: &Sent) -> bool {
-        number > self.floor || (sent.waited && (sent.first.is_none() || !sent.maybe_read))
+        number > self.floor || (sent.outlives_floor && (sent.first.is_none() || !sent.maybe_read))
     }
 }
 
