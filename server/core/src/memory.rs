@@ -20,6 +20,7 @@ use core::ops::Bound;
 use leasehold_protocol::ids::{LeaseId, Number};
 use leasehold_protocol::limits::{OPEN_WAITS_MAX, WINDOW};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 
 use crate::cow::Map;
 use crate::digest;
@@ -156,7 +157,8 @@ impl Memory {
             && number <= floor
         {
             cursor = number;
-            if !record.keep {
+            // Planted (G5): the floor drops what its client has not heard yet.
+            if !record.keep || planted!("floor-forgets-waits") {
                 self.forget(lease, number, sum);
             }
         }

@@ -4,6 +4,7 @@ use alloc::rc::Rc;
 
 use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, Token};
+use leasehold_protocol::planted;
 
 use crate::blob::{Blob, Key};
 use crate::cow::Map;
@@ -141,6 +142,7 @@ impl KeyState {
     /// knows how modes go together.
     pub(crate) fn admits(&self, mode: Mode) -> bool {
         assert!(mode == Mode::EXCLUSIVE, "no other mode gets past validation");
-        self.holds.is_empty()
+        // Planted (G1): whoever asks may join.
+        self.holds.is_empty() || planted!("two-holders")
     }
 }
