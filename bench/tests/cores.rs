@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use leasehold::{Client, Guard, HoldState, Session};
+use leasehold_bench::clock::Deadline;
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process;
 
@@ -39,6 +40,15 @@ fn shards_of_all_cores_serve_survive_a_leader_and_stop_in_order() {
 async fn two_cores() {
     let spec = Spec { shards: SHARDS, ..Spec::default() }.flag("cores", 2);
     let mut cluster = Cluster::start(spec).expect("a cluster");
+    // Each node leads a shard of a new cluster before any leads two.
+    for shard in 0..SHARDS {
+        let first = 1 + u64::from(shard) % 3;
+        let deadline = Deadline::after(PATIENCE);
+        while cluster.leader(shard) != Some(first) {
+            assert!(!deadline.passed(), "shard {shard} is led by {:?}", cluster.leader(shard));
+            tokio::task::yield_now().await;
+        }
+    }
     let client = Client::connect(&cluster.endpoint_list()).await.expect("a client");
     assert_eq!(client.shards(), SHARDS);
     let session = client.session(TTL).expect("a session");

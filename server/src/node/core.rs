@@ -30,7 +30,9 @@ use crate::error::{Exit, NodeError};
 use crate::identity::{DataDir, Owner};
 use crate::lease::CoreWheel;
 use crate::net::{Connections, Front, Hop, Hops, ReplyTo, Router};
-use crate::raft::{ApplySink, Group, GroupFailed, GroupSpec, Identity, Member, Peers, Timings};
+use crate::raft::{
+    ApplySink, Group, GroupFailed, GroupSpec, Identity, Member, Peers, Timings, first_leader,
+};
 use crate::rt::clock::OsClock;
 use crate::rt::executor::Core;
 use crate::rt::hop::{Mailbox, Ports};
@@ -441,7 +443,12 @@ impl Running {
         });
         let members: std::collections::BTreeMap<_, _> = members.collect();
         for shard in &self.shards {
-            shard.group().initialize(members.clone()).await.map_err(NodeError::internal)?;
+            let formed = shard.group().initialize(members.clone()).await;
+            if formed.map_err(NodeError::internal)? {
+                let group = Rc::clone(shard.group());
+                let leader = first_leader(shard.id(), &members);
+                drop(Rt::spawn(async move { group.settle(leader).await }));
+            }
         }
         Ok(())
     }

@@ -256,11 +256,12 @@ impl<E: Env> Group<E> {
         Ok(group)
     }
 
-    /// Forms the group. Harmless if that was done before. On one node only, or with the very same
+    /// Forms the group; false if that was done before. On one node only, or with the very same
     /// members on each.
-    pub async fn initialize(&self, members: BTreeMap<u64, Member>) -> Result<(), InitError> {
+    pub async fn initialize(&self, members: BTreeMap<u64, Member>) -> Result<bool, InitError> {
         match self.raft.initialize(members).await {
-            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(false),
             Err(RaftError::APIError(InitializeError::NotInMembers(_))) => Err(InitError::NotMember),
             Err(RaftError::Fatal(error)) => Err(InitError::Engine(error.to_string())),
         }
