@@ -30,6 +30,27 @@ async fn release_all(guards: Vec<Guard>) {
     }
 }
 
+/// Every answered acquire was measured, wherever it arrived; every node has peers.
+fn check_metrics(cluster: &Cluster) {
+    let sum = |name: &str, label: &str| -> f64 {
+        cluster.ids().map(|id| cluster.metric(id, name, label).expect("a page")).sum()
+    };
+    let asked = sum("leasehold_requests_total", "kind=\"acquire\"");
+    let took = sum("leasehold_request_seconds_count", "kind=\"acquire\"");
+    assert!(asked >= f64::from(KEYS) && asked.to_bits() == took.to_bits(), "{took} of {asked}");
+    assert!(sum("leasehold_request_seconds_sum", "kind=\"acquire\"") > 0.0);
+    assert!(sum("leasehold_commands_applied_total", "") >= f64::from(KEYS));
+    assert!(sum("leasehold_reactor_stall_max_seconds", "") > 0.0);
+    let deadline = Deadline::after(PATIENCE);
+    for (name, label) in [("leasehold_connections", "peer"), ("leasehold_peer_links", "")] {
+        for id in cluster.ids() {
+            while cluster.metric(id, name, label).expect("a page") < 2.0 {
+                assert!(!deadline.passed(), "node {id} shows too few {name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn shards_of_all_cores_serve_survive_a_leader_and_stop_in_order() {
     let _alone = process::alone();
@@ -58,6 +79,8 @@ async fn two_cores() {
     used.sort_unstable();
     used.dedup();
     assert_eq!(used.len(), SHARDS as usize, "every shard, so both cores, has keys");
+
+    check_metrics(&cluster);
 
     // A client that was told only of a node that leads nothing.
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
