@@ -32,7 +32,7 @@ use super::peers::{Class, Peers, RaftService};
 use super::rounds::{Ended, Rounds};
 use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
-use super::spec::{GroupSpec, SpecError};
+use super::spec::{GroupSpec, SpecError, Timings};
 use super::storage::{Log, LogDamaged};
 use super::types::{EntryData, Leadership, LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
@@ -254,6 +254,11 @@ impl<E: Env> Group<E> {
         group.start_rounds();
         group.start_snapshots();
         Ok(group)
+    }
+
+    /// The pace.
+    pub fn timings(&self) -> Timings {
+        self.spec.timings
     }
 
     /// Forms the group; false if that was done before. On one node only, or with the very same
