@@ -33,7 +33,7 @@ use super::peers::{Class, Peers, RaftService};
 use super::rounds::{Ended, Rounds};
 use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
-use super::spec::{GroupSpec, SpecError};
+use super::spec::{GroupSpec, SpecError, Timings};
 use super::storage::{Log, LogDamaged};
 use super::types::{EntryData, EntryPrint, Leadership, LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
@@ -257,11 +257,17 @@ impl<E: Env> Group<E> {
         Ok(group)
     }
 
-    /// Forms the group. Harmless if that was done before. On one node only, or with the very same
+    /// The pace.
+    pub fn timings(&self) -> Timings {
+        self.spec.timings
+    }
+
+    /// Forms the group; false if that was done before. On one node only, or with the very same
     /// members on each.
-    pub async fn initialize(&self, members: BTreeMap<u64, Member>) -> Result<(), InitError> {
+    pub async fn initialize(&self, members: BTreeMap<u64, Member>) -> Result<bool, InitError> {
         match self.raft.initialize(members).await {
-            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(false),
             Err(RaftError::APIError(InitializeError::NotInMembers(_))) => Err(InitError::NotMember),
             Err(RaftError::Fatal(error)) => Err(InitError::Engine(error.to_string())),
         }

@@ -179,6 +179,11 @@ impl<E: Env> Shard<E> {
         self.stopping.get()
     }
 
+    /// So many commands were applied.
+    pub fn counted(&self, commands: usize) {
+        self.metrics.add(Counter::CommandsApplied, commands as u64);
+    }
+
     /// What `apply` did: wakes waiters, keeps the lease table, feeds the counters.
     pub fn applied(&self, events: &[Event]) {
         count_events(&self.metrics, events);
