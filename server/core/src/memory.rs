@@ -27,12 +27,15 @@ use crate::digest;
 use crate::hash::Sum;
 
 /// What a number was used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// An acquire.
     Acquire,
     /// An acquire whose cancel arrived first: whatever its body, it is refused.
     Forestalled,
+    /// A cancel.
     Cancel,
+    /// A release.
     Release,
 }
 

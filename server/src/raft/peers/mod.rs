@@ -317,4 +317,6 @@ impl<E: Env> Peers<E> {
 }
 
 #[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;
