@@ -8,7 +8,6 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::limits::{TTL_MS_MAX, TTL_MS_MIN};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::planted;
 use leasehold_protocol::request::CommandRequest;
 use leasehold_protocol::shard::{
     check_key, check_label, check_mode, check_reason, check_shard, check_ttl_ms, check_value,
@@ -64,9 +63,7 @@ impl<E: Env> Shard<E> {
     ) {
         let deadline = self.deadline(super::TIMEOUT_MS_MAX);
         let waiting = Some(Waiting::Internal(Box::new(done)));
-        // Planted (G3): what a former leadership decided is proposed under the next one.
-        let under = Some(leadership).filter(|_| !planted!("expiry-of-a-former-leadership"));
-        let slot = Slot { waiting, under, deadline };
+        let slot = Slot { waiting, under: Some(leadership), deadline };
         self.push(command, slot);
     }
 
