@@ -257,6 +257,7 @@ mod tests {
             revision: Revision(1),
             version_before: HoldSetVersion(before),
             version_after: HoldSetVersion(after),
+            floor: Token(1),
         }
     }
 

@@ -33,6 +33,7 @@ pub(crate) enum Kind {
     Forestalled,
     Cancel,
     Release,
+    Convert,
 }
 
 /// What a retry is told.

@@ -75,6 +75,10 @@ impl<E: Env> Shard<E> {
                 own.map_or(Ok(0), |own| check_ttl_ms(u64::from(own.ttl_ms)))?;
                 key
             }
+            Command::Convert { key, mode, .. } => {
+                check_mode(*mode)?;
+                key
+            }
             Command::Release { key, .. } | Command::ReleaseOwn { key, .. } => key,
             Command::ForceRelease { key, who, why, .. } => {
                 check_label(who)?;

@@ -30,6 +30,7 @@ fn served(lease: u64, token: u64) -> EventKind {
         revision: Revision(0),
         version_before: HoldSetVersion(0),
         version_after: HoldSetVersion(1),
+        floor: Token(token),
     };
     let (lease, number, outcome) = (LeaseId(lease), Number(1), Outcome::Granted(grant));
     EventKind::WaitEnded { key: KEY.to_vec(), lease, number, outcome }
