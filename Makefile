@@ -4,7 +4,7 @@ CARGO ?= cargo
 ROUNDS ?= 20
 N ?= 40
 
-.PHONY: help build demo dev test verify fix bench torture sim docs clean
+.PHONY: help build demo dev test verify fix bench torture sim mutants docs clean
 
 help: ## Lists the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -40,6 +40,9 @@ torture: build ## Kills leaders under contention, ROUNDS=20 times, and checks G1
 
 sim: ## Runs N=40 simulated clusters, or the one of SEED.
 	$(CARGO) test -p leasehold-server --test sim -- $(if $(SEED),--seed $(SEED),--seeds $(N))
+
+mutants: build ## Plants faults, one at a time, or ONLY=a,b, and shows which test notices each.
+	target/debug/mutants $(if $(ONLY),--only $(ONLY)) $(if $(EACH),--each)
 
 docs: ## Builds the API documentation.
 	$(CARGO) doc --workspace --no-deps

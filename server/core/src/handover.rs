@@ -5,11 +5,13 @@
 //! order of a step's events is: what ended, then what was granted because of it.
 
 use alloc::rc::Rc;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Revision, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::planted;
 
 use crate::blob::Key;
 use crate::digest;
@@ -22,7 +24,16 @@ impl State {
         let revision = self.raise(step);
         assert!(self.last_token < TOKEN_MAX, "the caller checked the counter");
         self.last_token += 1;
-        let token = Token(self.last_token);
+        // Planted (G2): a counter of this process, not of the replicated state.
+        if planted!("token-from-leader-memory") {
+            static MEMORY: AtomicU64 = AtomicU64::new(1);
+            self.last_token = MEMORY.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut token = Token(self.last_token);
+        // Planted (G2): a key that comes back counts from the beginning.
+        if planted!("token-reset-on-recreation") && self.keys.get(key).is_none() {
+            token = Token(1);
+        }
         let floor = self.floor_for(key, acquire.mode, token);
         let Waiter { lease: session, number, mode, own, value, .. } = acquire;
 
@@ -96,7 +107,12 @@ impl State {
                 self.emit(step, EventKind::Vacant { key: key.to_vec() });
                 return;
             }
-            let Some((_, head)) = entry.queue.first() else { return };
+            let mut head = entry.queue.first();
+            // Planted (G4): who came last is served first.
+            if planted!("waiters-from-the-back") {
+                head = entry.queue.last();
+            }
+            let Some((_, head)) = head else { return };
             if !entry.admits(head.mode) {
                 return;
             }

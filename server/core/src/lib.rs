@@ -35,5 +35,6 @@ mod view;
 pub mod wheel;
 
 pub use batch::{BATCH_VERSION, Batch, BatchWriter, DecodeError};
+pub use memory::Kind;
 pub use state::State;
-pub use view::{LeaseView, PAGE_BYTES_MAX};
+pub use view::{LeaseView, PAGE_BYTES_MAX, Remembered};

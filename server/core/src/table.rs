@@ -4,6 +4,7 @@ use alloc::rc::Rc;
 
 use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, Token};
+use leasehold_protocol::planted;
 
 use crate::blob::{Blob, Key};
 use crate::cow::Map;
@@ -146,7 +147,8 @@ impl KeyState {
         match mode {
             // The present holds go together, so one of them speaks for all.
             Mode::SHARED => self.holds.first().is_none_or(|(_, hold)| hold.mode == Mode::SHARED),
-            Mode::EXCLUSIVE => self.holds.is_empty(),
+            // Planted (G1): whoever asks may join.
+            Mode::EXCLUSIVE => self.holds.is_empty() || planted!("two-holders"),
             _ => unreachable!("no other mode gets past validation"),
         }
     }

@@ -14,7 +14,7 @@
 //!   entry of that very leadership, and a restarted node never leads without a new election.
 //!
 //! Who does what: `group` is what a shard uses; `storage` is the log over the WAL, `machine` the
-//! state machine over `leasehold_core`, `snapshot` their files; `network` is what the engine says
+//! state machine over `leasehold_core`, `snapshot` their files, `compact` cuts the log; `network` is what the engine says
 //! to others, `serving` what it is told; `peers` are the connections; `convert` the engine's types
 //! as bytes; `checks` what peers may say. Everything is generic in `E: Env`, so production and the simulator run the same code.
 //!
@@ -24,6 +24,7 @@
 //! flush; a caller bounds its own proposals and confirmations.
 
 mod checks;
+mod compact;
 mod convert;
 mod group;
 mod machine;
@@ -37,7 +38,7 @@ mod snapshot;
 mod spec;
 mod storage;
 #[cfg(test)]
-mod suite;
+pub(crate) mod suite;
 pub mod types;
 
 use leasehold_protocol::ids::ShardId;

@@ -7,6 +7,7 @@ use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 use leasehold_protocol::request::CommandRequest;
 use leasehold_protocol::shard::{
     check_key, check_label, check_mode, check_reason, check_shard, check_ttl_ms, check_value,
@@ -62,7 +63,9 @@ impl<E: Env> Shard<E> {
     ) {
         let deadline = self.deadline(super::TIMEOUT_MS_MAX);
         let waiting = Some(Waiting::Internal(Box::new(done)));
-        let slot = Slot { waiting, under: Some(leadership), deadline };
+        // Planted (G3): what a former leadership decided is proposed under the next one.
+        let under = Some(leadership).filter(|_| !planted!("expiry-of-a-former-leadership"));
+        let slot = Slot { waiting, under, deadline };
         self.push(command, slot);
     }
 

@@ -100,6 +100,7 @@ pub struct Cluster {
     pub net: SimNet,
     pub machines: BTreeMap<u64, Machine>,
     pub spec: Box<dyn Fn(&mut GroupSpec)>,
+    pub wal: WalConfig,
 }
 
 pub fn addr(node: u64) -> String {
@@ -139,7 +140,7 @@ impl Cluster {
             running: RefCell::default(),
         };
         let machines = (1..=nodes).map(|node| (node, machine(node))).collect();
-        Self { world, net, machines, spec: Box::new(|_| {}) }
+        Self { world, net, machines, spec: Box::new(|_| {}), wal: wal_config() }
     }
 
     /// All machines run, form a group and have a leader.
@@ -149,13 +150,18 @@ impl Cluster {
 
     pub async fn formed_with(nodes: u64, spec: impl Fn(&mut GroupSpec) + 'static) -> Self {
         let cluster = Self { spec: Box::new(spec), ..Self::new(nodes) };
-        for node in 1..=nodes {
-            cluster.start(node).await.expect("an empty disk opens");
-        }
-        let members = (1..=nodes).map(|node| (node, member(node))).collect();
-        cluster.group(1).initialize(members).await.expect("node 1 is a member");
-        cluster.leader().await;
+        cluster.form().await;
         cluster
+    }
+
+    /// Starts all machines, which form a group and elect a leader.
+    pub async fn form(&self) {
+        for node in self.machines.keys() {
+            self.start(*node).await.expect("an empty disk opens");
+        }
+        let members = self.machines.keys().map(|node| (*node, member(*node))).collect();
+        self.group(1).initialize(members).await.expect("node 1 is a member");
+        self.leader().await;
     }
 
     pub fn machine(&self, node: u64) -> &Machine {
@@ -193,6 +199,7 @@ impl Cluster {
             disk: machine.disk.borrow().clone(),
             host: self.net.host(machine.domain),
             nodes: self.machines.keys().copied().collect(),
+            wal: self.wal.clone(),
             spec: {
                 let mut spec = GroupSpec::new(CLUSTER, SHARD, NodeId(node));
                 (self.spec)(&mut spec);
@@ -278,6 +285,7 @@ struct Parts {
     disk: SimDisk,
     host: SimHost,
     nodes: Vec<u64>,
+    wal: WalConfig,
     spec: GroupSpec,
 }
 
@@ -294,7 +302,7 @@ impl Parts {
         };
         let salts = SimRng::new(self.identity.boot << 8 | node.0);
         let opened =
-            Wal::open(wal_config(), wal_identity, self.disk.clone(), move || salts.next()).await;
+            Wal::open(self.wal, wal_identity, self.disk.clone(), move || salts.next()).await;
         let (wal, mut recovered) = opened.expect("a sound log opens");
         let peers = Peers::<SimEnv>::new(self.identity, self.host.clone(), SimClock, SHARD);
         self.nodes.iter().for_each(|node| peers.set_address(NodeId(*node), addr(*node)));
@@ -311,6 +319,13 @@ impl Parts {
             seen.clone(),
         )
         .await?;
+        let pinning = group.clone();
+        wal.on_pin(move |shard, _bytes| {
+            if shard == SHARD {
+                let group = pinning.clone();
+                drop(SimRt::spawn(async move { group.trigger_snapshot().await }));
+            }
+        });
         let mut listener = self.host.listen(&addr(node.0)).expect("the address is free");
         let serving = peers.clone();
         drop(SimRt::spawn(async move {

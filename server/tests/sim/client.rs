@@ -6,15 +6,17 @@
 //! writes down what it was told and when. It may be stunned or killed at any moment.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use leasehold_protocol::command::{Caller, Command};
+use leasehold_protocol::command::Command;
 use leasehold_protocol::error::{ErrorClass, ErrorCode};
-use leasehold_protocol::ids::{Mode, Number, Revision, Secret};
+use leasehold_protocol::ids::{Mode, Number, Revision, Secret, ShardId};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{OutcomeReply, Reply};
 use leasehold_protocol::request::{CommandRequest, Freshness, GetRequest, Request};
+use leasehold_protocol::shard::shard_of;
 use leasehold_server::rt::channels::Receiver;
 use leasehold_server::rt::sim::{DomainId, SimRng, SimRt, SimWorld};
 use leasehold_server::rt::sim_net::SimHost;
@@ -22,8 +24,7 @@ use openraft_rt::{AsyncRuntime, MpscReceiver};
 
 use crate::history::{Acked, Change, Held, History, Read};
 use crate::link::Link;
-use crate::node::SHARD;
-use crate::params::{NODES, Params};
+use crate::params::Params;
 use crate::session::Session;
 
 /// Within this a node answers.
@@ -56,36 +57,31 @@ enum Ending {
 
 impl Client {
     pub(crate) async fn run(self: Rc<Self>) {
+        let mut work = Work { line: Line::new(&self), sessions: BTreeMap::new() };
         while !self.stop.get() {
-            let mut work = Work { line: Line::new(&self), session: self.open().await, number: 1 };
-            drop(SimRt::spawn(work.session.clone().run(self.clone())));
-            while !self.stop.get() && !work.session.is_dead() {
-                if self.rng.chance(150) {
-                    work.read().await;
-                } else {
-                    work.take_once().await;
-                    work.number += 3;
-                }
-                SimRt::sleep(Duration::from_millis(self.rng.below(20))).await;
-            }
-            if work.session.is_dead() {
-                self.history.lost.set(self.history.lost.get() + 1);
-            } else {
+            work.bury();
+            if self.rng.chance(150) {
+                work.read().await;
+            } else if self.rng.chance(10) {
                 work.close().await;
+            } else {
+                work.take_once(&self).await;
             }
+            SimRt::sleep(Duration::from_millis(self.rng.below(20))).await;
         }
+        work.close().await;
     }
 
-    async fn open(&self) -> Rc<Session> {
+    async fn open(&self, shard: ShardId) -> Rc<Session> {
         let secret = Secret([self.id as u8; 16]);
         let label = format!("client {}", self.id).into_bytes();
-        let open = command(Command::Open { ttl_ms: self.ttl_ms, secret, label });
+        let open = command(shard, Command::Open { ttl_ms: self.ttl_ms, secret, label });
         let sent_ns = SimWorld::current().now_ns();
         match Line::new(self).ask(&open).await {
             Reply::Outcome(OutcomeReply {
                 outcome: Outcome::Opened { lease, revision }, ..
             }) => {
-                let session = Session::new(self, lease, secret, sent_ns);
+                let session = Session::new(self, shard, lease, secret, sent_ns);
                 self.note(&session, revision, Change::Opened);
                 session
             }
@@ -95,13 +91,18 @@ impl Client {
 
     fn note(&self, session: &Session, revision: Revision, change: Change) {
         let heard_ns = SimWorld::current().now_ns();
-        let acked = Acked { lease: session.lease, revision, heard_ns, change };
+        let Session { shard, lease, .. } = *session;
+        let acked = Acked { shard, lease, revision, heard_ns, change };
         self.history.acked.borrow_mut().push(acked);
+    }
+
+    fn shard_of(&self, key: &[u8]) -> ShardId {
+        shard_of(key, self.params.shards)
     }
 }
 
-fn command(command: Command) -> Request {
-    Request::Command(CommandRequest { shard: SHARD, timeout_ms: TIMEOUT_MS, command })
+fn command(shard: ShardId, command: Command) -> Request {
+    Request::Command(CommandRequest { shard, timeout_ms: TIMEOUT_MS, command })
 }
 
 /// The session is over, whatever exactly the answer says.
@@ -109,23 +110,30 @@ fn is_over(code: ErrorCode) -> bool {
     matches!(code, ErrorCode::LEASE_DEAD | ErrorCode::LEASE_LOST)
 }
 
-/// A client with its session.
+/// A client with its session: one lease in each shard where it ever took a key.
 struct Work<'a> {
     line: Line<'a>,
-    session: Rc<Session>,
-    /// The next acquire's.
-    number: u64,
+    sessions: BTreeMap<ShardId, Rc<Session>>,
 }
 
 impl Work<'_> {
-    fn caller(&self, number: u64) -> Caller {
-        Caller {
-            lease: self.session.lease,
-            secret: self.session.secret,
-            number: Number(number),
-            floor: Number(self.number - 1),
-            acks: vec![],
+    /// The lease of a shard, opened if there is none yet.
+    async fn session(&mut self, shard: ShardId, client: &Rc<Client>) -> Rc<Session> {
+        if let Some(session) = self.sessions.get(&shard) {
+            return session.clone();
         }
+        let session = client.open(shard).await;
+        self.sessions.insert(shard, session.clone());
+        drop(SimRt::spawn(session.clone().run(client.clone())));
+        session
+    }
+
+    /// Forgets leases that ended before they were to.
+    fn bury(&mut self) {
+        let before = self.sessions.len();
+        self.sessions.retain(|_, session| !session.is_dead());
+        let lost = &self.line.client.history.lost;
+        lost.set(lost.get() + (before - self.sessions.len()) as u64);
     }
 
     fn any_key(&self) -> Vec<u8> {
@@ -134,27 +142,40 @@ impl Work<'_> {
     }
 
     /// Takes one key and gives it back.
-    async fn take_once(&mut self) {
+    async fn take_once(&mut self, client: &Rc<Client>) {
         let key = self.any_key();
+        let session = self.session(client.shard_of(&key), client).await;
         let asked_ns = SimWorld::current().now_ns();
-        let (grant, at_once) = match self.acquire(&key).await {
-            Ending::Granted(grant, at_once) => (grant, at_once),
-            Ending::Without => return,
-            Ending::SessionOver => return self.session.die(),
-        };
+        let ending = self.acquire(&session, &key).await;
+        if let Ending::Granted(grant, at_once) = ending {
+            self.hold(&session, key, asked_ns, grant, at_once).await;
+        } else if matches!(ending, Ending::SessionOver) {
+            session.die();
+        }
+        session.number.set(session.number.get() + 3);
+    }
+
+    async fn hold(
+        &mut self,
+        session: &Session,
+        key: Vec<u8>,
+        asked_ns: u64,
+        grant: Grant,
+        at_once: bool,
+    ) {
         // After a wait or a retry only a renewal tells whether the lease still lives.
-        let sure = self.session.granted(&grant) && at_once;
-        if !sure && !self.session.confirmed().await {
+        let sure = session.granted(&grant) && at_once;
+        if !sure && !session.confirmed().await {
             return;
         }
         let held = Rc::new(Held {
             key,
-            lease: self.session.lease,
+            lease: session.lease,
             token: grant.token,
             grant: grant.revision,
             asked_ns,
             known_ns: SimWorld::current().now_ns(),
-            validity: self.session.validity.clone(),
+            validity: session.validity.clone(),
             released: Cell::new(None),
         });
         let client = self.line.client;
@@ -162,35 +183,36 @@ impl Work<'_> {
         // Now and then for so long that only renewals keep the hold.
         let hold_ms = if client.rng.chance(8) { 6_000 } else { client.params.hold_ms_max };
         SimRt::sleep(Duration::from_millis(client.rng.below(hold_ms + 1))).await;
-        self.release(&held).await;
+        self.release(session, &held).await;
     }
 
-    async fn release(&mut self, held: &Held) {
+    async fn release(&mut self, session: &Session, held: &Held) {
         let now_ns = SimWorld::current().now_ns();
         held.released.set(Some((now_ns, held.validity.sure_until_ns.get())));
-        let caller = self.caller(self.number + 2);
+        let caller = session.caller(2);
         let release = Command::Release { caller, key: held.key.clone(), token: held.token };
-        match outcome(self.line.ask(&command(release)).await) {
+        match outcome(self.line.ask(&command(session.shard, release)).await) {
             Ok(Outcome::Released { token, revision }) => {
                 let change = Change::Released { key: held.key.clone(), token };
-                self.line.client.note(&self.session, revision, change);
+                self.line.client.note(session, revision, change);
             }
-            Err(code) if is_over(code) => self.session.die(),
+            Err(code) if is_over(code) => session.die(),
             other => panic!("client {}: release gave {other:?}", self.line.client.id),
         }
     }
 
-    async fn acquire(&mut self, key: &[u8]) -> Ending {
+    async fn acquire(&mut self, session: &Session, key: &[u8]) -> Ending {
         let rng = &self.line.client.rng;
         let patience_ms = if rng.chance(200) { 0 } else { 50 + rng.below(6_000) };
-        let acquire = command(Command::Acquire {
-            caller: self.caller(self.number),
+        let acquire = Command::Acquire {
+            caller: session.caller(0),
             key: key.to_vec(),
             mode: Mode::EXCLUSIVE,
             own: None,
             value: self.line.client.id.to_le_bytes().to_vec(),
             wait_ms: patience_ms as u32,
-        });
+        };
+        let acquire = command(session.shard, acquire);
         let give_up_ns = SimWorld::current().now_ns() + patience_ms * 1_000_000;
         let mut first = true;
         let answer = self.line.ask_and_wait(&acquire, give_up_ns, &mut first).await;
@@ -198,18 +220,19 @@ impl Work<'_> {
             Some(Ok(Outcome::Granted(grant))) => Ending::Granted(grant, first),
             Some(Ok(Outcome::TimedOut { .. }) | Err(ErrorCode::HELD)) => Ending::Without,
             Some(Err(code)) if is_over(code) => Ending::SessionOver,
-            None if patience_ms > 0 => self.cancel().await,
+            None if patience_ms > 0 => self.cancel(session).await,
             other => panic!("client {}: acquire gave {other:?}", self.line.client.id),
         }
     }
 
-    async fn cancel(&mut self) -> Ending {
-        let caller = self.caller(self.number + 1);
-        let cancel = command(Command::Cancel { caller, release_if_granted: false });
+    async fn cancel(&mut self, session: &Session) -> Ending {
+        let caller = session.caller(1);
+        let cancel = Command::Cancel { caller, release_if_granted: false };
+        let cancel = command(session.shard, cancel);
         match outcome(self.line.ask(&cancel).await) {
             Ok(Outcome::Cancelled { revision }) => {
-                let change = Change::WaitEnded { number: Number(self.number) };
-                self.line.client.note(&self.session, revision, change);
+                let change = Change::WaitEnded { number: Number(session.number.get()) };
+                self.line.client.note(session, revision, change);
                 Ending::Without
             }
             Ok(Outcome::Granted(grant)) => Ending::Granted(grant, false),
@@ -230,23 +253,27 @@ impl Work<'_> {
             Reply::Keys(reply) => {
                 assert!(!reply.stale, "a linearizable read is not stale");
                 let holder = reply.keys[0].holders.first().map(|h| (h.lease, h.token));
-                let read = Read { key, asked_ns, revision: reply.revision, holder };
+                let read =
+                    Read { shard: reply.shard, key, asked_ns, revision: reply.revision, holder };
                 self.line.client.history.reads.borrow_mut().push(read);
             }
             other => panic!("client {}: get gave {other:?}", self.line.client.id),
         }
     }
 
-    async fn close(mut self) {
-        self.session.close();
-        let close = Command::Close { lease: self.session.lease, secret: self.session.secret };
-        match outcome(self.line.ask(&command(close)).await) {
-            Ok(Outcome::Closed { revision }) => {
-                self.line.client.note(&self.session, revision, Change::Closed);
+    /// Ends the session: every lease of it.
+    async fn close(&mut self) {
+        while let Some((shard, session)) = self.sessions.pop_first() {
+            session.close();
+            let close = Command::Close { lease: session.lease, secret: session.secret };
+            match outcome(self.line.ask(&command(shard, close)).await) {
+                Ok(Outcome::Closed { revision }) => {
+                    self.line.client.note(&session, revision, Change::Closed);
+                }
+                // A retry of a close finds the lease dead.
+                Err(code) if is_over(code) => {}
+                other => panic!("client {}: close gave {other:?}", self.line.client.id),
             }
-            // A retry of a close finds the lease dead.
-            Err(code) if is_over(code) => {}
-            other => panic!("client {}: close gave {other:?}", self.line.client.id),
         }
     }
 }
@@ -279,7 +306,7 @@ pub(crate) struct Line<'a> {
 
 impl<'a> Line<'a> {
     pub(crate) fn new(client: &'a Client) -> Self {
-        Self { client, link: None, node: 1 + client.rng.below(NODES) }
+        Self { client, link: None, node: 1 + client.rng.below(client.params.nodes) }
     }
 
     pub(crate) async fn pause(&self) {
@@ -346,6 +373,7 @@ impl<'a> Line<'a> {
     /// node.
     async fn next(&mut self, answers: &mut Receiver<Reply>, patience: Duration) -> Option<Reply> {
         let Ok(Some(reply)) = SimRt::timeout(patience, answers.recv()).await else {
+            self.client.history.unknown.set(self.client.history.unknown.get() + 1);
             self.turn();
             return None;
         };
@@ -367,6 +395,6 @@ impl<'a> Line<'a> {
     /// To any node, over a new connection.
     fn turn(&mut self) {
         self.link = None;
-        self.node = 1 + self.client.rng.below(NODES);
+        self.node = 1 + self.client.rng.below(self.client.params.nodes);
     }
 }

@@ -3,11 +3,12 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use leasehold_protocol::ids::{LeaseId, Number, Revision, Token};
+use leasehold_protocol::ids::{LeaseId, Number, Revision, ShardId, Token};
 
 /// How long a client may rely on its session's lease. All times are true time.
 #[derive(Debug)]
 pub(crate) struct Validity {
+    pub(crate) shard: ShardId,
     pub(crate) lease: LeaseId,
     pub(crate) ttl_ns: u64,
     /// Send of the last renewal (or open) that was acknowledged.
@@ -33,6 +34,10 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    pub(crate) fn shard(&self) -> ShardId {
+        self.validity.shard
+    }
+
     /// The end of the sure interval (G1).
     pub(crate) fn sure_until_ns(&self) -> u64 {
         match self.released.get() {
@@ -53,6 +58,7 @@ pub(crate) enum Change {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Acked {
+    pub(crate) shard: ShardId,
     pub(crate) lease: LeaseId,
     pub(crate) revision: Revision,
     /// When the client heard.
@@ -63,6 +69,7 @@ pub(crate) struct Acked {
 /// A linearizable read of one key.
 #[derive(Clone, Debug)]
 pub(crate) struct Read {
+    pub(crate) shard: ShardId,
     pub(crate) key: Vec<u8>,
     pub(crate) asked_ns: u64,
     pub(crate) revision: Revision,
@@ -77,6 +84,8 @@ pub(crate) struct History {
     pub(crate) sessions: RefCell<Vec<Rc<Validity>>>,
     /// Requests that were sent again.
     pub(crate) retries: Cell<u64>,
+    /// Requests whose connection broke, or that took too long, before their answer.
+    pub(crate) unknown: Cell<u64>,
     /// Sessions that ended before their clients wanted.
     pub(crate) lost: Cell<u64>,
 }

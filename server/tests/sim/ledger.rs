@@ -5,22 +5,42 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use leasehold_core::State;
 use leasehold_protocol::event::Event;
+use leasehold_protocol::ids::ShardId;
 use leasehold_server::rt::sim::SimWorld;
 
 use crate::history::Violations;
 
+/// One log a shard.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
+    shards: RefCell<BTreeMap<ShardId, Rc<ShardLedger>>>,
+}
+
+impl Ledger {
+    pub(crate) fn shard(&self, shard: ShardId) -> Rc<ShardLedger> {
+        self.shards.borrow_mut().entry(shard).or_default().clone()
+    }
+
+    /// All shards that applied anything.
+    pub(crate) fn shards(&self) -> Vec<ShardId> {
+        self.shards.borrow().keys().copied().collect()
+    }
+}
+
+/// What was applied in one shard.
+#[derive(Debug, Default)]
+pub(crate) struct ShardLedger {
     events: RefCell<BTreeMap<u64, Vec<Event>>>,
     digests: RefCell<BTreeMap<u64, u64>>,
     /// True time at which the first node applied each revision with events.
     times_ns: RefCell<BTreeMap<u64, u64>>,
 }
 
-impl Ledger {
+impl ShardLedger {
     /// Node `node` applied an entry.
     pub(crate) fn applied(
         &self,

@@ -12,16 +12,21 @@ use openraft_rt::AsyncRuntime;
 
 use crate::check::{check, expiries};
 use crate::client::Client;
-use crate::cluster::Cluster;
-use crate::faults::{Tally, storm};
-use crate::history::History;
-use crate::params::{Params, draw_rate_ppm, draw_ttl_ms};
+use crate::cluster::{Cluster, Machine};
+use crate::coverage::Seen;
+use crate::faults::{Swarm, storm};
+use crate::history::{Change, History};
+use crate::node::Node;
+use crate::params::{Params, draw_rate_ppm};
 
 /// Within this, after all faults are taken back, everything must work again.
 const HEAL_LIMIT: Duration = Duration::from_mins(1);
 
-/// A run with fewer grants proves nothing.
-const GRANTS_MIN: usize = 20;
+/// Acknowledged operations that must come after the storm.
+const SERVED_MIN: usize = 100;
+
+/// What a clock decides: not judged where clocks did what no clock may do.
+const CLOCKED: [&str; 2] = ["G1", "G3"];
 
 struct Work {
     domains: Vec<DomainId>,
@@ -31,21 +36,22 @@ struct Work {
 }
 
 pub(crate) fn run_seed(seed: u64) -> ExitCode {
-    let params = Params::draw(&SimRng::new(seed));
+    let rng = SimRng::new(seed);
+    let (params, swarm) = (Params::draw(&rng), Swarm::draw(&rng));
     let mut rt = SimRt::with_config(seed, params.world);
     let world = rt.world().clone();
-    let (cluster, history, tally) = rt.block_on(async {
+    let (cluster, history) = rt.block_on(async {
         let cluster = Cluster::start(&world, params);
         cluster.form().await;
         let work = start_clients(&cluster, params);
-        let storm = storm(&cluster, &work.domains, params.storm, params.fault_pause_max);
-        let tally = storm.await;
+        storm(&cluster, &work.domains, &swarm).await;
         let history = work.history.clone();
         heal(&cluster, work).await;
         check(&cluster.ledger, &history, &cluster.violations);
-        (cluster, history, tally)
+        (cluster, history)
     });
-    report(seed, &cluster, &history, &tally)
+    count(&cluster, &history);
+    report(seed, &cluster, &history, &swarm)
 }
 
 fn start_clients(cluster: &Cluster, params: Params) -> Work {
@@ -60,7 +66,7 @@ fn start_clients(cluster: &Cluster, params: Params) -> Work {
             host: cluster.net.host(domain),
             domain,
             rate_ppm,
-            ttl_ms: draw_ttl_ms(world.rng()),
+            ttl_ms: params.draw_ttl_ms(world.rng()),
             rng: world.rng().fork(),
             params,
             history: work.history.clone(),
@@ -80,10 +86,15 @@ async fn supervise(world: SimWorld, client: Rc<Client>) {
     }
 }
 
-/// G8: without faults, all clients come to their end and all nodes agree.
+/// G8: without faults the cluster serves, all clients come to their end and all nodes agree.
 async fn heal(cluster: &Cluster, work: Work) {
-    work.stop.set(true);
-    let finish = async {
+    let healed = async {
+        let before = operations(&work.history);
+        while operations(&work.history) < before + SERVED_MIN {
+            SimRt::sleep(Duration::from_millis(5)).await;
+        }
+        cluster.timeline.note(format!("{SERVED_MIN} operations served since the storm"));
+        work.stop.set(true);
         for client in work.clients {
             client.await.expect("the harness lives");
         }
@@ -91,52 +102,101 @@ async fn heal(cluster: &Cluster, work: Work) {
             SimRt::sleep(Duration::from_millis(5)).await;
         }
     };
-    if SimRt::timeout(HEAL_LIMIT, finish).await.is_err() {
-        let look = |machine: &Rc<crate::cluster::Machine>| {
-            let status = machine.running().map(|node| node.group.status());
-            format!("node {}: {status:?}", machine.node)
-        };
-        let nodes: Vec<_> = cluster.machines.iter().map(look).collect();
+    if SimRt::timeout(HEAL_LIMIT, healed).await.is_err() {
+        let nodes: Vec<_> = cluster.machines.iter().map(|machine| look(machine)).collect();
         cluster.violations.add("G8", &format!("not healed after {HEAL_LIMIT:?}: {nodes:?}"));
     }
     for machine in &cluster.machines {
-        if let Some(node) = machine.running()
-            && let Err(what) = invariants::check(&node.state.borrow())
-        {
-            cluster.violations.add("state", &format!("node {}: {what}", machine.node));
+        inspect(cluster, machine);
+    }
+}
+
+fn look(machine: &Machine) -> String {
+    let status =
+        |node: Node| node.shards.iter().map(|shard| shard.group.status()).collect::<Vec<_>>();
+    format!("node {}: {:?}", machine.node, machine.running().map(status))
+}
+
+/// What must be so of a node at the end.
+fn inspect(cluster: &Cluster, machine: &Machine) {
+    if machine.outlives_its_disk() {
+        let what = format!("node {} goes on after its disk failed", machine.node);
+        cluster.violations.add("G5", &what);
+    }
+    let Some(node) = machine.running() else { return };
+    for shard in &*node.shards {
+        let name = format!("node {}, shard {}", machine.node, shard.id);
+        if let Err(what) = invariants::check(&shard.state.borrow()) {
+            cluster.violations.add("state", &format!("{name}: {what}"));
+        }
+        // A wiped member hears of nothing and decides nothing.
+        if machine.is_wiped() && shard.group.status().last_index > 0 {
+            cluster.violations.add("G5", &format!("{name} was wiped and takes part"));
         }
     }
 }
 
-fn report(seed: u64, cluster: &Cluster, history: &History, tally: &Tally) -> ExitCode {
-    let world = &cluster.world;
+fn operations(history: &History) -> usize {
+    history.holds.borrow().len() + history.acked.borrow().len() + history.reads.borrow().len()
+}
+
+fn count(cluster: &Cluster, history: &History) {
+    let coverage = &cluster.coverage;
+    let cancelled = |change: &Change| matches!(change, Change::WaitEnded { .. });
+    let acked = history.acked.borrow();
+    let cancels = acked.iter().filter(|acked| cancelled(&acked.change)).count();
+    coverage.add(Seen::Retry, history.retries.get());
+    coverage.add(Seen::UnknownOutcome, history.unknown.get());
+    coverage.add(Seen::SessionLost, history.lost.get());
+    coverage.add(Seen::LeaseExpired, expiries(&cluster.ledger) as u64);
+    coverage.add(Seen::Cancel, cancels as u64);
+    coverage.count(match cluster.params.nodes {
+        1 => Seen::OneNode,
+        3 => Seen::ThreeNodes,
+        _ => Seen::FiveNodes,
+    });
+    coverage.add(Seen::SeveralShards, u64::from(cluster.params.shards > 1));
+    coverage.add(Figure::SimulatedMs, cluster.world.now_ns() / 1_000_000);
+    coverage.add(Figure::Operations, operations(history) as u64);
+}
+
+/// Figures that are no faults and need not be there.
+#[derive(Clone, Copy, Debug)]
+enum Figure {
+    SimulatedMs,
+    Operations,
+}
+
+fn report(seed: u64, cluster: &Cluster, history: &History, swarm: &Swarm) -> ExitCode {
+    let (world, params) = (&cluster.world, &cluster.params);
     let boots: u64 = cluster.machines.iter().map(|machine| machine.boots()).sum();
-    let grants = history.holds.borrow().len();
-    let expiries = expiries(&cluster.ledger);
     println!(
-        "seed {seed}: hash {:016x}  {:.1} s simulated, {} polls, {grants} grants, {} acknowledged, \
-         {} reads, {} retries, {} sessions lost, {expiries} expired, {boots} boots, {} faults ({})",
+        "seed {seed}: hash {:016x}  {} nodes, {} shards, {} clients, {:.1} s simulated, {} polls, \
+         {} grants, {} acknowledged, {} reads, {boots} boots, {} faults{}",
         world.hash(),
+        params.nodes,
+        params.shards,
+        params.clients,
         world.now_ns() as f64 / 1e9,
         world.polls(),
+        history.holds.borrow().len(),
         history.acked.borrow().len(),
         history.reads.borrow().len(),
-        history.retries.get(),
-        history.lost.get(),
-        tally.total(),
-        tally.text(),
+        cluster.coverage.faults(),
+        if swarm.clocks_lie { "; clocks lied: G1 and G3 not judged" } else { "" },
     );
-    let violations = cluster.violations.list();
+    println!("{}", cluster.coverage.line());
+    let judged =
+        |text: &String| !(swarm.clocks_lie && CLOCKED.iter().any(|name| text.starts_with(name)));
+    let mut violations = cluster.violations.list();
+    violations.retain(judged);
+    if violations.is_empty() {
+        return ExitCode::SUCCESS;
+    }
     for violation in &violations {
         println!("seed {seed}: VIOLATION of {violation}");
     }
-    if !violations.is_empty() {
-        println!("again: cargo test -p leasehold-server --test sim -- --seed {seed}");
-        return ExitCode::from(1);
-    }
-    if grants < GRANTS_MIN || tally.total() == 0 {
-        println!("seed {seed}: INVALID, too little happened");
-        return ExitCode::from(2);
-    }
-    ExitCode::SUCCESS
+    cluster.timeline.show(seed, &cluster.ledger, &violations);
+    println!("again: make sim SEED={seed}");
+    ExitCode::from(1)
 }

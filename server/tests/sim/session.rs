@@ -1,4 +1,4 @@
-//! A client's session: one lease, renewed on a connection of its own (DESIGN §5).
+//! A client's lease in one shard, renewed on a connection of its own (DESIGN §5).
 //!
 //! The client counts each TTL from before the send of the renewal that was acknowledged, on its
 //! own clock and less its margin. It extends nothing while the hold-set version that a reply
@@ -8,8 +8,9 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use leasehold_protocol::command::Caller;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Secret};
+use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Secret, ShardId};
 use leasehold_protocol::outcome::Grant;
 use leasehold_protocol::reply::{RenewResult, Reply};
 use leasehold_protocol::request::{HoldsRequest, RenewItem, RenewRequest, Request};
@@ -19,13 +20,15 @@ use openraft_rt::AsyncRuntime;
 
 use crate::client::{Client, Line, TIMEOUT_MS};
 use crate::history::Validity;
-use crate::node::SHARD;
 
 /// See the module.
 pub(crate) struct Session {
+    pub(crate) shard: ShardId,
     pub(crate) lease: LeaseId,
     pub(crate) secret: Secret,
     pub(crate) validity: Rc<Validity>,
+    /// The next acquire's number.
+    pub(crate) number: Cell<u64>,
     version: Cell<HoldSetVersion>,
     dead: Cell<bool>,
     closing: Cell<bool>,
@@ -38,8 +41,15 @@ pub(crate) struct Session {
 
 impl Session {
     /// A lease whose opening was first sent at `sent_ns`.
-    pub(crate) fn new(client: &Client, lease: LeaseId, secret: Secret, sent_ns: u64) -> Rc<Self> {
+    pub(crate) fn new(
+        client: &Client,
+        shard: ShardId,
+        lease: LeaseId,
+        secret: Secret,
+        sent_ns: u64,
+    ) -> Rc<Self> {
         let validity = Rc::new(Validity {
+            shard,
             lease,
             ttl_ns: u64::from(client.ttl_ms) * 1_000_000,
             renewed_ns: Cell::new(0),
@@ -47,9 +57,11 @@ impl Session {
         });
         client.history.sessions.borrow_mut().push(validity.clone());
         let session = Self {
+            shard,
             lease,
             secret,
             validity,
+            number: Cell::new(1),
             version: Cell::new(HoldSetVersion(0)),
             dead: Cell::new(false),
             closing: Cell::new(false),
@@ -59,6 +71,18 @@ impl Session {
         };
         session.extend(sent_ns);
         Rc::new(session)
+    }
+
+    /// The caller of the command `offset` after the acquire under way.
+    pub(crate) fn caller(&self, offset: u64) -> Caller {
+        let number = self.number.get();
+        Caller {
+            lease: self.lease,
+            secret: self.secret,
+            number: Number(number + offset),
+            floor: Number(number - 1),
+            acks: vec![],
+        }
     }
 
     pub(crate) fn is_dead(&self) -> bool {
@@ -123,7 +147,7 @@ impl Session {
     async fn renew(&self, line: &mut Line<'_>) {
         let item =
             RenewItem { lease: self.lease, secret: self.secret, version: self.version.get() };
-        let request = RenewRequest { shard: SHARD, timeout_ms: TIMEOUT_MS, items: vec![item] };
+        let request = RenewRequest { shard: self.shard, timeout_ms: TIMEOUT_MS, items: vec![item] };
         let request = Request::Renew(request);
         loop {
             // Each repetition counts from its own send.
@@ -163,7 +187,7 @@ impl Session {
 
     async fn reread(&self, line: &mut Line<'_>) {
         let (lease, secret) = (self.lease, self.secret);
-        let request = HoldsRequest { shard: SHARD, lease, secret, timeout_ms: TIMEOUT_MS };
+        let request = HoldsRequest { shard: self.shard, lease, secret, timeout_ms: TIMEOUT_MS };
         match line.ask(&Request::Holds(request)).await {
             Reply::Holds(holds) => {
                 self.version.set(holds.version);

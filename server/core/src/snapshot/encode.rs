@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 use leasehold_protocol::codec;
 use leasehold_protocol::ids::{LeaseId, Number};
+use leasehold_protocol::planted;
 
 use super::item::{
     End, ForcedItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem, WaiterItem,
@@ -124,6 +125,10 @@ impl KeyLeft {
         }
         if let Some((lease, hold)) = self.holds.next() {
             return Some(hold_item(&self.key, lease, &hold));
+        }
+        // Planted (G4, G5): who waits is not in the snapshot.
+        if planted!("snapshot-forgets-waiters") {
+            return None;
         }
         let (place, waiter) = self.queue.next()?;
         Some(waiter_item(&self.key, place, &waiter))

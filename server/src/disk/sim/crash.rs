@@ -41,6 +41,14 @@ impl SimDisk {
         pieces.collect()
     }
 
+    /// The device writes a piece back early, as it is now: what is stored over it later is again not
+    /// durable, this is.
+    pub fn write_back(&self, piece: &Unsynced) {
+        if let Some(file) = self.inner.names.borrow().get(&piece.name) {
+            file.borrow_mut().write_out((piece.offset, piece.len));
+        }
+    }
+
     /// Name changes since the directory was last synced.
     pub fn unsynced_names(&self) -> usize {
         self.inner.unsynced_names.borrow().len()
