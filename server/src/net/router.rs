@@ -302,6 +302,7 @@ impl<E: Env> Router<E> {
                 Command::Acquire { key, .. }
                 | Command::Release { key, .. }
                 | Command::ReleaseOwn { key, .. }
+                | Command::Convert { key, .. }
                 | Command::ForceRelease { key, .. }
                     if shard_of(key, self.shards_total) != request.shard =>
                 {
