@@ -274,13 +274,16 @@ impl Cluster {
             .map(|(id, _)| *id)
             .collect();
         let deadline = Deadline::after(limit);
-        for id in running {
+        for id in running.iter().copied() {
             loop {
                 if self.is_ready(id) {
                     break;
                 }
-                if let Some(status) = self.process(id)?.try_wait()? {
-                    return Err(self.failed(id, &format!("ended with {status}")));
+                // Whichever it is: the others may wait for it for ever.
+                for other in &running {
+                    if let Some(status) = self.process(*other)?.try_wait()? {
+                        return Err(self.failed(*other, &format!("ended with {status}")));
+                    }
                 }
                 if deadline.passed() {
                     return Err(self.failed(id, &format!("was not ready within {limit:?}")));

@@ -247,7 +247,7 @@ fn a_move_into_a_dying_node_poisons_nobody() {
 #[test]
 fn a_deposed_leader_answers_what_it_owes_and_follows_by_snapshot() {
     const KEPT: u64 = 100;
-    let (rounds, requests) = (scaled(1, 20), 2_000_u64);
+    let (rounds, requests) = (scaled(1, 20), scaled(500, 2_000_u64));
     let _alone = process::alone();
     let spec = Spec { proxied_peers: true, ..Spec::default() }
         .flag("snapshot-entries", KEPT / 2)
@@ -274,7 +274,7 @@ fn a_deposed_leader_answers_what_it_owes_and_follows_by_snapshot() {
         }
         let gone = bare::own_status(&cluster, old).expect("it answers").last_index;
         let mut client = actor(&cluster, 10 + round, &others, 60_000);
-        until("the others cut what the old leader lacks", || {
+        bare::until_within(PATIENCE * 8, "the others cut what the old leader lacks", || {
             let held = client.acquire("busy", u32::MAX, PATIENCE).expect("granted");
             client.release(&held, PATIENCE).expect("released");
             others.iter().any(|id| {
@@ -298,7 +298,7 @@ fn a_deposed_leader_answers_what_it_owes_and_follows_by_snapshot() {
             }
         }
         cluster.links().heal();
-        until("the old leader has a snapshot of the new one", || installed() > before);
+        bare::until_within(PATIENCE * 4, "a snapshot of the new leader", || installed() > before);
         until("all nodes agree", || agree(&cluster));
         println!("round {round}: {granted} granted, {unanswered} refused or unknown");
         assert!(unanswered > 0, "INVALID: the cut came after the last answer");
