@@ -33,7 +33,7 @@ use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
 use super::spec::{GroupSpec, SpecError};
 use super::storage::{Log, LogDamaged};
-use super::types::{EntryData, Leadership, LogId, Member, RaftTypes, Vote};
+use super::types::{EntryData, EntryPrint, Leadership, LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
@@ -332,6 +332,11 @@ impl<E: Env> Group<E> {
         let stored = self.log.membership();
         let nodes = stored.membership().nodes();
         nodes.map(|(node, member)| (NodeId(*node), member.clone())).collect()
+    }
+
+    /// The entries that this node keeps, in order, for checks that compare nodes. Reads them all.
+    pub fn log_prints(&self) -> Vec<EntryPrint> {
+        self.log.prints()
     }
 
     /// What the group looks like from here.

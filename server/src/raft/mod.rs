@@ -49,7 +49,7 @@ pub use group::{
 pub use machine::ApplySink;
 pub use peers::{Class, Identity, PeerError, PeerInfo, PeerService, Peers};
 pub use spec::{GroupSpec, SpecError, Timings};
-pub use types::{EntryData, Leadership, Member};
+pub use types::{EntryData, EntryPrint, Leadership, Member};
 
 /// The shard that a Raft message is for; `None` if it is malformed or no such message.
 pub fn message_shard(kind: u8, body: &[u8]) -> Option<ShardId> {
