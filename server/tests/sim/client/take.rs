@@ -80,6 +80,7 @@ impl Work<'_> {
     async fn acquire(&mut self, session: &Session, asked: &Asked) -> Option<Answer> {
         let request = command(session.shard, asked.command.clone());
         if self.me.rng.chance(80) {
+            asked.call.copied();
             let mut about = self.about(session, &asked.key);
             about.number = Some(Number(session.number.get()));
             let kind = OpKind::Acquire { wait_ms: u32::MAX };
@@ -142,7 +143,7 @@ impl Work<'_> {
 
     async fn granted(&mut self, session: &Session, asked: &Asked, grant: &Grant) {
         // After a wait or a retry only a renewal tells whether the lease still lives.
-        let known = session.granted(grant) && asked.call.attempts() == 1;
+        let known = session.granted(grant) && asked.call.is_first_answer();
         if let Some(own) = asked.own {
             return self.hold_own(session, asked, own, grant).await;
         }
