@@ -64,6 +64,7 @@ struct Inner {
     unsynced_names: RefCell<Vec<Names>>,
     faults: RefCell<Faults>,
     observer: RefCell<Option<Observer>>,
+    store_observer: RefCell<Option<Observer>>,
     written_bytes: Cell<u64>,
     refusals: Cell<u64>,
     /// Raised by a crash: handles from before are dead.
@@ -92,6 +93,7 @@ impl SimDisk {
             unsynced_names: RefCell::default(),
             faults: RefCell::default(),
             observer: RefCell::default(),
+            store_observer: RefCell::default(),
             written_bytes: Cell::new(0),
             refusals: Cell::new(0),
             power_cycle: Cell::new(0),
@@ -134,6 +136,12 @@ impl SimDisk {
     /// durable.
     pub fn observe(&self, observer: impl Fn(&Self) + 'static) {
         *self.inner.observer.borrow_mut() = Some(Rc::new(observer));
+    }
+
+    /// Calls `observer` after each store into a segment, as often as a record has pieces: a device
+    /// may write a page back, and power may go, between any two of them.
+    pub fn observe_stores(&self, observer: impl Fn(&Self) + 'static) {
+        *self.inner.store_observer.borrow_mut() = Some(Rc::new(observer));
     }
 
     /// Flips the bits of `mask` in one byte of a file for good. Panics if there is no such byte.
@@ -201,7 +209,11 @@ impl SimDisk {
     }
 
     fn tell_observer(&self) {
-        let observer = self.inner.observer.borrow().clone();
+        self.tell(&self.inner.observer);
+    }
+
+    fn tell(&self, observer: &RefCell<Option<Observer>>) {
+        let observer = observer.borrow().clone();
         if let Some(observer) = observer {
             observer(self);
         }
@@ -312,6 +324,7 @@ impl Segment for SimSegment {
     fn store(&mut self, offset: u64, bytes: &[u8]) {
         if self.has_power() {
             self.file.borrow_mut().store(offset, bytes);
+            self.disk.tell(&self.disk.inner.store_observer);
         }
     }
 

@@ -18,20 +18,22 @@ use futures_util::stream::FuturesOrdered;
 use leasehold_core::State;
 use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::peer;
 use leasehold_protocol::reply::Role;
+use leasehold_protocol::{peer, planted};
 use openraft::async_runtime::{Select2, WatchReceiver};
 use openraft::errors::{ClientWriteError, Fatal, ForwardReason, InitializeError, RaftError};
 use openraft::impls::OneshotResponder;
+use openraft::raft::ReadPolicy;
 use openraft::{AsyncRuntime, Raft, ServerState};
 
+use super::compact::{Compactor, Cuts};
 use super::machine::{ApplySink, Machine, Progress};
 use super::network::Network;
 use super::peers::{Class, Peers, RaftService};
 use super::rounds::{Ended, Rounds};
 use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
-use super::spec::{GroupSpec, SpecError};
+use super::spec::{GroupSpec, SpecError, Timings};
 use super::storage::{Log, LogDamaged};
 use super::types::{EntryData, EntryPrint, Leadership, LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
@@ -39,9 +41,6 @@ use crate::wal::{Recovered, WalFailed, WalShard};
 
 /// Longest batch that is proposed, in bytes. A WAL takes it if its segments have 1 MiB or more.
 pub const BATCH_LEN_MAX: usize = 128 * 1024;
-
-/// Longest wait for a snapshot before its log is cut; it goes on by itself.
-const SNAPSHOT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Why a group was not opened.
 #[derive(Debug, thiserror::Error)]
@@ -192,6 +191,7 @@ pub struct Group<E: Env> {
     /// The snapshot that is on its way here, and the vote of the leader that sends it.
     pub(super) receiving: RefCell<Option<(Vote, Receiving<E>)>>,
     progress: Rc<Progress>,
+    compactor: Rc<Compactor<E>>,
     /// Why the group stopped by itself, if the engine does not know.
     broken: RefCell<Option<GroupFailed>>,
     stopped: Rc<Signal>,
@@ -223,12 +223,19 @@ impl<E: Env> Group<E> {
         connect(&spec, &log, loaded.as_ref())?;
         let rounds = log.rounds().clone();
         let progress = Progress::new(spec.snapshot_bytes);
-        let network = Network { shard: spec.shard, peers: peers.clone(), rounds: rounds.clone() };
+        let cuts = Rc::new(Cuts::default());
+        let network = Network {
+            shard: spec.shard,
+            peers: peers.clone(),
+            rounds: rounds.clone(),
+            cuts: cuts.clone(),
+        };
         let machine =
             Machine::new(state, sink, snapshots.clone(), log.clone(), progress.clone(), loaded);
         let raft = Raft::new(spec.node.0, config, network, log.clone(), machine)
             .await
             .map_err(|error| GroupError::Engine(error.to_string()))?;
+        let compactor = Compactor::new(raft.clone(), snapshots.clone(), log.clone(), cuts);
         let (stopped, receiving, broken) = (Rc::default(), RefCell::default(), RefCell::default());
         let group = Rc::new(Self {
             spec,
@@ -239,6 +246,7 @@ impl<E: Env> Group<E> {
             snapshots,
             receiving,
             progress,
+            compactor,
             broken,
             stopped,
         });
@@ -249,11 +257,17 @@ impl<E: Env> Group<E> {
         Ok(group)
     }
 
-    /// Forms the group. Harmless if that was done before. On one node only, or with the very same
+    /// The pace.
+    pub fn timings(&self) -> Timings {
+        self.spec.timings
+    }
+
+    /// Forms the group; false if that was done before. On one node only, or with the very same
     /// members on each.
-    pub async fn initialize(&self, members: BTreeMap<u64, Member>) -> Result<(), InitError> {
+    pub async fn initialize(&self, members: BTreeMap<u64, Member>) -> Result<bool, InitError> {
         match self.raft.initialize(members).await {
-            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(false),
             Err(RaftError::APIError(InitializeError::NotInMembers(_))) => Err(InitError::NotMember),
             Err(RaftError::Fatal(error)) => Err(InitError::Engine(error.to_string())),
         }
@@ -323,6 +337,11 @@ impl<E: Env> Group<E> {
     pub async fn confirm(&self, leadership: Leadership) -> Result<(), ConfirmError> {
         if self.leadership() != Some(leadership) {
             return Err(ConfirmError::NotLeader);
+        }
+        // Planted (G1, G7): the engine's own stamp, which a late answer to an earlier request moves.
+        if planted!("confirmed-by-the-engine") {
+            let read = self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await;
+            return read.map(|_| ()).map_err(|_| ConfirmError::NotLeader);
         }
         self.rounds.confirm(leadership).await.map_err(|Ended| ConfirmError::NotLeader)
     }
@@ -432,7 +451,7 @@ impl<E: Env> Group<E> {
     /// is needed. What stays connects to the snapshot before this one.
     pub async fn trigger_snapshot(&self) {
         // A stopped engine says so through `failed`.
-        let _stopped = compact::<E>(&self.raft, &self.snapshots).await;
+        let _stopped = self.compactor.run().await;
     }
 
     /// Resolves, with the reason, when the group stopped: the node must exit. After `shutdown` it
@@ -491,42 +510,18 @@ impl<E: Env> Group<E> {
 
     /// The task that takes a snapshot when many bytes were applied.
     fn start_snapshots(&self) {
-        let (raft, snapshots) = (self.raft.clone(), self.snapshots.clone());
-        let progress = self.progress.clone();
+        let (compactor, progress) = (self.compactor.clone(), self.progress.clone());
         let work = async move {
             loop {
                 let version = progress.snapshot_due.version();
                 progress.snapshot_due.since(version).await;
-                if compact::<E>(&raft, &snapshots).await.is_err() {
+                if compactor.run().await.is_err() {
                     return;
                 }
             }
         };
         drop(E::Rt::spawn(until_stopped::<E>(self.stopped.clone(), work)));
     }
-}
-
-/// Takes a snapshot that covers what is applied now, and cuts the log after the one before it.
-async fn compact<E: Env>(
-    raft: &Engine<E>,
-    snapshots: &Snapshots<E>,
-) -> Result<(), Fatal<RaftTypes<E>>> {
-    let mut metrics = raft.metrics();
-    let applied = metrics.borrow_watched().last_applied;
-    raft.trigger().snapshot().await?;
-    let taken = async {
-        while metrics.borrow_and_update().snapshot < applied {
-            if metrics.changed().await.is_err() {
-                return;
-            }
-        }
-    };
-    if E::Rt::timeout(SNAPSHOT_TIMEOUT, taken).await.is_ok()
-        && let Some(upto) = snapshots.previous().and_then(|meta| meta.last_log_id)
-    {
-        raft.trigger().purge_log(upto.index).await?;
-    }
-    Ok(())
 }
 
 async fn until_stopped<E: Env>(stopped: Rc<Signal>, work: impl Future<Output = ()>) {

@@ -30,6 +30,7 @@ use openraft::raft::{
 use openraft::{AsyncRuntime, async_runtime::Select2};
 
 use super::checks::{AnswerSane, ballot_sane, sane};
+use super::compact::Cuts;
 use super::convert;
 use super::peers::{Answer, Class, PeerError, Peers};
 use super::rounds::{Rounds, Stamp};
@@ -60,6 +61,7 @@ pub(crate) struct Network<E: Env> {
     pub(crate) shard: ShardId,
     pub(crate) peers: Rc<Peers<E>>,
     pub(crate) rounds: Rc<Rounds>,
+    pub(crate) cuts: Rc<Cuts>,
 }
 
 impl<E: Env> Network<E> {
@@ -71,6 +73,7 @@ impl<E: Env> Network<E> {
             class,
             peers: self.peers.clone(),
             rounds: self.rounds.clone(),
+            cuts: self.cuts.clone(),
         }
     }
 }
@@ -99,11 +102,13 @@ pub(crate) struct Client<E: Env> {
     class: Class,
     peers: Rc<Peers<E>>,
     rounds: Rc<Rounds>,
+    cuts: Rc<Cuts>,
 }
 
 impl<E: Env> Clone for Client<E> {
     fn clone(&self) -> Self {
-        Self { peers: self.peers.clone(), rounds: self.rounds.clone(), ..*self }
+        let (peers, rounds, cuts) = (self.peers.clone(), self.rounds.clone(), self.cuts.clone());
+        Self { peers, rounds, cuts, ..*self }
     }
 }
 
@@ -291,6 +296,11 @@ impl Sent {
     }
 }
 
+/// The log is cut after entries that this follower has not acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the follower is too slow for the log: it gets a snapshot")]
+struct Overtaken;
+
 type Responses<'s, E> = LocalBoxStream<'s, Rpc<StreamAppendResult<C<E>>, E>>;
 
 /// A pipelined stream: what is under way, oldest first.
@@ -298,8 +308,18 @@ struct Pipeline<E: Env, S> {
     client: Client<E>,
     input: S,
     input_ended: bool,
-    under_way: VecDeque<LocalBoxFuture<'static, Rpc<StreamAppendResult<C<E>>, E>>>,
-    sizes: VecDeque<usize>,
+    under_way: VecDeque<UnderWay<E>>,
+    /// How often a cut had been forced when this stream began.
+    cuts: u64,
+}
+
+/// A request without an answer.
+struct UnderWay<E: Env> {
+    result: LocalBoxFuture<'static, Rpc<StreamAppendResult<C<E>>, E>>,
+    /// Of its entries.
+    bytes: usize,
+    /// Its first entry, if it has one.
+    first: Option<u64>,
 }
 
 impl<E: Env, S> Pipeline<E, S>
@@ -307,17 +327,26 @@ where
     S: Stream<Item = AppendEntriesRequest<C<E>>> + Unpin + 'static,
 {
     fn has_room(&self) -> bool {
-        let bytes: usize = self.sizes.iter().sum();
+        let bytes: usize = self.under_way.iter().map(|request| request.bytes).sum();
         !self.input_ended
             && (self.under_way.is_empty()
                 || self.under_way.len() < PIPELINE_MAX && bytes < PIPELINE_BYTES_MAX)
     }
 
     async fn send(&mut self, rpc: AppendEntriesRequest<C<E>>) -> Rpc<(), E> {
+        let first = rpc.entries.first().map(|entry| entry.log_id.index);
         let sent = self.client.append(Class::Bulk, rpc).await?;
-        self.sizes.push_back(sent.bytes);
-        self.under_way.push_back(sent.result::<E>().boxed_local());
+        let bytes = sent.bytes;
+        let result = sent.result::<E>().boxed_local();
+        self.under_way.push_back(UnderWay { result, bytes, first });
         Ok(())
+    }
+
+    /// The log is cut after what the follower has acknowledged. An error makes the engine look
+    /// again at what it can send.
+    fn overtaken(&self) -> bool {
+        let first = self.under_way.iter().find_map(|request| request.first);
+        first.is_some_and(|first| self.client.cuts.overtook(self.cuts, first))
     }
 
     /// The next answer in order; sends what comes in meanwhile.
@@ -331,6 +360,12 @@ where
                     let goes_on = matches!(answered, Ok(Ok(_)));
                     return Some((answered, goes_on.then_some(self)));
                 }
+                Step::Cut if self.overtaken() => {
+                    let target = self.client.target;
+                    tracing::warn!(shard = self.client.shard.0, peer = target, "{Overtaken}");
+                    Err(RPCError::Unreachable(Unreachable::new(&Overtaken)))
+                }
+                Step::Cut => Ok(()),
                 Step::Input(Some(rpc)) => self.send(rpc).await,
                 Step::Input(None) => {
                     self.input_ended = true;
@@ -345,19 +380,25 @@ where
 
     /// Waits for the oldest answer or, where there is room, for the next request.
     async fn step(&mut self) -> Step<E> {
-        let has_room = self.has_room();
+        let (has_room, overtaken) = (self.has_room(), self.overtaken());
+        let cuts = self.client.cuts.clone();
         let Some(oldest) = self.under_way.front_mut() else {
             return Step::Input(self.input.next().await);
         };
+        if overtaken {
+            return Step::Cut;
+        }
+        let version = cuts.version();
         let input =
             async { if has_room { self.input.next().await } else { std::future::pending().await } };
-        match E::Rt::select2(oldest, input).await {
-            Select2::First(answered) => {
+        let moved = E::Rt::select2(&mut oldest.result, input);
+        match E::Rt::select2(moved, cuts.since(version)).await {
+            Select2::First(Select2::First(answered)) => {
                 self.under_way.pop_front();
-                self.sizes.pop_front();
                 Step::Answered(answered)
             }
-            Select2::Second(rpc) => Step::Input(rpc),
+            Select2::First(Select2::Second(rpc)) => Step::Input(rpc),
+            Select2::Second(()) => Step::Cut,
         }
     }
 }
@@ -365,6 +406,8 @@ where
 enum Step<E: Env> {
     Answered(Rpc<StreamAppendResult<C<E>>, E>),
     Input(Option<AppendEntriesRequest<C<E>>>),
+    /// A cut of the log was forced.
+    Cut,
 }
 
 impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
@@ -389,6 +432,7 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
         S: Stream<Item = AppendEntriesRequest<C<E>>> + Unpin + 'static,
     {
         async move {
+            let cuts = self.cuts.version();
             // The input waits out the engine's back-off: nothing connects before it yields.
             let Some(first) = input.next().await else {
                 return Ok(stream::empty().boxed_local());
@@ -400,8 +444,8 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
                 };
                 return Ok(stream::once(answer).boxed_local());
             }
-            let (under_way, sizes) = (VecDeque::new(), VecDeque::new());
-            let mut pipeline = Pipeline { client, input, input_ended: false, under_way, sizes };
+            let under_way = VecDeque::new();
+            let mut pipeline = Pipeline { client, input, input_ended: false, under_way, cuts };
             pipeline.send(first).await?;
             let next = |pipeline: Option<Pipeline<E, S>>| async move { pipeline?.next().await };
             Ok(stream::unfold(Some(pipeline), next).boxed_local())

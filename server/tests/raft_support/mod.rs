@@ -3,6 +3,9 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+#[path = "../sim_env/mod.rs"]
+mod sim_env;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,38 +17,19 @@ use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, Secret, ShardId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_server::disk::sim::{SimDisk, SimDiskConfig};
-use leasehold_server::env::{Clock, Env};
+use leasehold_server::env::Clock;
 use leasehold_server::raft::peers::{Identity, Peers};
 use leasehold_server::raft::types::{EntryData, Leadership, Member};
 use leasehold_server::raft::{ApplySink, Group, GroupError, GroupSpec, ProposeError};
-use leasehold_server::rt::sim::{DomainId, SimClock, SimRng, SimRt, SimWorld, WorldConfig};
+use leasehold_server::rt::sim::{DomainId, SimClock, SimRng, SimRt, SimWorld};
 use leasehold_server::rt::sim_net::{SimHost, SimNet, SimNetConfig};
 use leasehold_server::wal::{Wal, WalConfig, WalIdentity};
 use openraft::AsyncRuntime;
-
-/// Everything simulated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SimEnv;
-
-impl Env for SimEnv {
-    type Rt = SimRt;
-    type Clock = SimClock;
-    type Disk = SimDisk;
-    type Net = SimHost;
-}
+pub use sim_env::{SimEnv, run, sleep_ms};
 
 pub const CLUSTER: ClusterId = ClusterId([1; 16]);
 pub const SHARD: ShardId = ShardId(0);
 pub const SECRET: &[u8] = b"the cluster's secret";
-
-/// Runs `test` on a world of its own.
-pub fn run<T>(seed: u64, test: impl Future<Output = T>) -> T {
-    SimRt::with_config(seed, WorldConfig::default()).block_on(test)
-}
-
-pub async fn sleep_ms(ms: u64) {
-    SimRt::sleep(Duration::from_millis(ms)).await;
-}
 
 /// Polls `condition` until it holds; panics with `what` after ten simulated seconds.
 pub async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -63,15 +47,23 @@ pub async fn until(what: &str, condition: impl Fn() -> bool) {
 pub struct Seen {
     pub events: RefCell<Vec<Event>>,
     pub installed: Cell<u64>,
+    /// Told the same.
+    pub other: RefCell<Option<Rc<dyn ApplySink>>>,
 }
 
 impl ApplySink for Seen {
-    fn applied(&self, _state: &State, events: &[Event]) {
+    fn applied(&self, state: &State, events: &[Event]) {
         self.events.borrow_mut().extend_from_slice(events);
+        if let Some(other) = &*self.other.borrow() {
+            other.applied(state, events);
+        }
     }
 
-    fn installed(&self, _state: &State) {
+    fn installed(&self, state: &State) {
         self.installed.set(self.installed.get() + 1);
+        if let Some(other) = &*self.other.borrow() {
+            other.installed(state);
+        }
     }
 }
 
@@ -100,6 +92,7 @@ pub struct Cluster {
     pub net: SimNet,
     pub machines: BTreeMap<u64, Machine>,
     pub spec: Box<dyn Fn(&mut GroupSpec)>,
+    pub wal: WalConfig,
 }
 
 pub fn addr(node: u64) -> String {
@@ -139,7 +132,7 @@ impl Cluster {
             running: RefCell::default(),
         };
         let machines = (1..=nodes).map(|node| (node, machine(node))).collect();
-        Self { world, net, machines, spec: Box::new(|_| {}) }
+        Self { world, net, machines, spec: Box::new(|_| {}), wal: wal_config() }
     }
 
     /// All machines run, form a group and have a leader.
@@ -149,13 +142,18 @@ impl Cluster {
 
     pub async fn formed_with(nodes: u64, spec: impl Fn(&mut GroupSpec) + 'static) -> Self {
         let cluster = Self { spec: Box::new(spec), ..Self::new(nodes) };
-        for node in 1..=nodes {
-            cluster.start(node).await.expect("an empty disk opens");
-        }
-        let members = (1..=nodes).map(|node| (node, member(node))).collect();
-        cluster.group(1).initialize(members).await.expect("node 1 is a member");
-        cluster.leader().await;
+        cluster.form().await;
         cluster
+    }
+
+    /// Starts all machines, which form a group and elect a leader.
+    pub async fn form(&self) {
+        for node in self.machines.keys() {
+            self.start(*node).await.expect("an empty disk opens");
+        }
+        let members = self.machines.keys().map(|node| (*node, member(*node))).collect();
+        self.group(1).initialize(members).await.expect("node 1 is a member");
+        self.leader().await;
     }
 
     pub fn machine(&self, node: u64) -> &Machine {
@@ -193,6 +191,7 @@ impl Cluster {
             disk: machine.disk.borrow().clone(),
             host: self.net.host(machine.domain),
             nodes: self.machines.keys().copied().collect(),
+            wal: self.wal.clone(),
             spec: {
                 let mut spec = GroupSpec::new(CLUSTER, SHARD, NodeId(node));
                 (self.spec)(&mut spec);
@@ -278,6 +277,7 @@ struct Parts {
     disk: SimDisk,
     host: SimHost,
     nodes: Vec<u64>,
+    wal: WalConfig,
     spec: GroupSpec,
 }
 
@@ -294,7 +294,7 @@ impl Parts {
         };
         let salts = SimRng::new(self.identity.boot << 8 | node.0);
         let opened =
-            Wal::open(wal_config(), wal_identity, self.disk.clone(), move || salts.next()).await;
+            Wal::open(self.wal, wal_identity, self.disk.clone(), move || salts.next()).await;
         let (wal, mut recovered) = opened.expect("a sound log opens");
         let peers = Peers::<SimEnv>::new(self.identity, self.host.clone(), SimClock, SHARD);
         self.nodes.iter().for_each(|node| peers.set_address(NodeId(*node), addr(*node)));
@@ -311,6 +311,13 @@ impl Parts {
             seen.clone(),
         )
         .await?;
+        let pinning = group.clone();
+        wal.on_pin(move |shard, _bytes| {
+            if shard == SHARD {
+                let group = pinning.clone();
+                drop(SimRt::spawn(async move { group.trigger_snapshot().await }));
+            }
+        });
         let mut listener = self.host.listen(&addr(node.0)).expect("the address is free");
         let serving = peers.clone();
         drop(SimRt::spawn(async move {

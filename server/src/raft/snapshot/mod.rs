@@ -23,6 +23,7 @@ use format::{FileReader, FileWriter};
 pub(crate) use receive::{Received, Receiving};
 
 use super::convert;
+use super::signal::Signal;
 use super::types::{LeaderId, LogId, Member, RaftTypes, SnapshotMeta};
 use crate::env::{Disk, Draft, Env};
 use crate::wal::WalShard;
@@ -47,6 +48,8 @@ pub(crate) struct Snapshots<E: Env> {
     kept: RefCell<Vec<(SnapshotMeta, Rc<str>)>>,
     /// Files that were passed over; they go when the next snapshot is there.
     damaged: RefCell<Vec<Rc<str>>>,
+    /// Raised by each snapshot that counts from now on.
+    pub(crate) published: Signal,
 }
 
 /// A snapshot's state, with what it covers.
@@ -66,8 +69,8 @@ impl<E: Env> Snapshots<E> {
         let mut names: Vec<String> = disk.list().await?;
         names.retain(|name| name.starts_with(&prefix) && name.ends_with(SUFFIX));
         names.sort();
-        let (kept, damaged) = (RefCell::default(), RefCell::default());
-        let this = Self { disk, wal, owner, kept, damaged };
+        let (kept, damaged, published) = Default::default();
+        let this = Self { disk, wal, owner, kept, damaged, published };
         let mut newest = None;
         for name in names.into_iter().rev() {
             let found = match newest {
@@ -103,6 +106,15 @@ impl<E: Env> Snapshots<E> {
     pub(crate) fn previous(&self) -> Option<SnapshotMeta> {
         let kept = self.kept.borrow();
         kept.iter().nth_back(1).map(|(meta, _)| meta.clone())
+    }
+
+    /// Under which name a snapshot is published. One that covers what the newest covers does not
+    /// replace it: a shard that stands still has two as well, so that all of its log can be cut.
+    fn next_name(&self, last: Option<&LogId>) -> Rc<str> {
+        let name = name(self.owner, last, SUFFIX);
+        let kept = self.kept.borrow();
+        let newest = kept.last().is_some_and(|(_, newest)| *newest == name);
+        if newest { self::name(self.owner, last, SUFFIX_AGAIN) } else { name }
     }
 
     /// Up to `SNAPSHOT_CHUNK_MAX` bytes of a file; fewer only at its end.
@@ -178,6 +190,7 @@ impl<E: Env> Snapshots<E> {
             let old = kept.extract_if(..surplus, |entry| unused(entry));
             old.map(|(_, name)| name).collect()
         };
+        self.published.raise();
         let damaged = self.damaged.take().into_iter().filter(|damaged| damaged != name);
         for name in old.into_iter().chain(damaged) {
             self.disk.remove(&name).await?;
@@ -205,16 +218,18 @@ impl From<LoadError> for io::Error {
 }
 
 const SUFFIX: &str = ".snap";
+/// Of a second snapshot at the same place.
+const SUFFIX_AGAIN: &str = ".again.snap";
 
 fn name_prefix(owner: Owner) -> String {
     format!("snapshot-{:05}-", owner.shard.0)
 }
 
 /// Names sort as what they cover.
-fn name(owner: Owner, last: Option<&LogId>) -> Rc<str> {
+fn name(owner: Owner, last: Option<&LogId>, suffix: &str) -> Rc<str> {
     let (index, term, node) =
         last.map_or((0, 0, 0), |last| (last.index, last.leader_id.term, last.leader_id.node_id));
-    format!("{}{index:020}-{term:020}-{node:020}{SUFFIX}", name_prefix(owner)).into()
+    format!("{}{index:020}-{term:020}-{node:020}{suffix}", name_prefix(owner)).into()
 }
 
 /// Builds one snapshot from a frozen view of the state.
@@ -237,7 +252,7 @@ impl<E: Env> RaftSnapshotBuilder<RaftTypes<E>> for Builder<E> {
 
     async fn build_snapshot(&mut self) -> io::Result<Built<E>> {
         let snapshots = self.snapshots.clone();
-        let name = name(snapshots.owner, self.meta.last_log_id.as_ref());
+        let name = snapshots.next_name(self.meta.last_log_id.as_ref());
         let mut draft = snapshots.draft(&name).await?;
         let (mut writer, bytes) = FileWriter::new(snapshots.owner, &self.meta);
         draft.write(&bytes).await?;
@@ -282,5 +297,9 @@ impl StateReader {
     }
 }
 
+#[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,7 @@ use leasehold_core::State;
 use leasehold_protocol::peer::SNAPSHOT_CHUNK_MAX;
 
 use super::format::{FileReader, SnapshotError};
-use super::{LoadError, Snapshots, StateReader, name};
+use super::{LoadError, SUFFIX, Snapshots, StateReader, name};
 use crate::env::{Disk, Draft, Env};
 use crate::raft::types::SnapshotMeta;
 
@@ -35,7 +35,7 @@ pub(crate) struct Received<E: Env> {
 impl<E: Env> Receiving<E> {
     /// Begins one that is announced to cover `meta`.
     pub(crate) async fn begin(snapshots: &Snapshots<E>, meta: SnapshotMeta) -> io::Result<Self> {
-        let name = name(snapshots.owner, meta.last_log_id.as_ref());
+        let name = name(snapshots.owner, meta.last_log_id.as_ref(), SUFFIX);
         let draft = snapshots.draft(&name).await?;
         let reader = FileReader::new(snapshots.owner);
         let decoder = StateReader::new(snapshots.owner);
