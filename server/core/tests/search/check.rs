@@ -212,6 +212,7 @@ fn apply_event(
                 return Err("it is not vacant");
             }
         }
+        EventKind::Converted { .. } => return Err("no profile converts"),
     }
     Ok(())
 }
@@ -351,6 +352,7 @@ fn outcome(before: &View, after: &View, told: &Told) -> Result<(), String> {
         | Outcome::Queued { revision, .. }
         | Outcome::Cancelled { revision }
         | Outcome::TimedOut { revision }
+        | Outcome::Changed { revision, .. }
         | Outcome::Forced { revision, .. }
         | Outcome::Begun { revision } => revision,
     };

@@ -139,6 +139,7 @@ impl Shape<'_> {
             Kind::Forestalled => 2,
             Kind::Cancel => 3,
             Kind::Release => 4,
+            Kind::Convert => 5,
         };
         bytes.push(kind << 2 | u8::from(one.keep) << 1 | u8::from(one.late));
         bytes.push(self.outcome(one.outcome));
