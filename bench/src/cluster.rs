@@ -19,7 +19,9 @@ use rustix::process::Signal;
 use tempfile::TempDir;
 
 use crate::clock::Deadline;
+use crate::links::Links;
 use crate::process::{POLL, Process, binary};
+use crate::proxy::Proxy;
 use crate::wire::{Wire, error_of};
 use crate::{http, ports};
 
@@ -37,12 +39,23 @@ pub struct Spec {
     pub shards: u32,
     /// Further flags of every node, such as `("snapshot-entries", "100")`; later ones win.
     pub flags: Vec<(String, String)>,
+    /// Clients reach the nodes through proxies.
+    pub proxied_clients: bool,
+    /// Nodes reach each other through proxies.
+    pub proxied_peers: bool,
 }
 
 impl Default for Spec {
     /// Three nodes, one shard, and timings for tests that load both cores.
     fn default() -> Self {
-        let spec = Self { name: "bench".into(), nodes: 3, shards: 1, flags: Vec::new() };
+        let spec = Self {
+            name: "bench".into(),
+            nodes: 3,
+            shards: 1,
+            flags: Vec::new(),
+            proxied_clients: false,
+            proxied_peers: false,
+        };
         spec.flag("heartbeat-ms", 50).flag("election-min-ms", 300).flag("election-max-ms", 500)
     }
 }
@@ -85,6 +98,7 @@ pub struct Cluster {
     dir: Option<TempDir>,
     path: PathBuf,
     nodes: BTreeMap<u64, Node>,
+    links: Links,
     keep: bool,
 }
 
@@ -112,7 +126,8 @@ impl Cluster {
             let addresses = Addresses { client: next()?, peer: next()?, admin: next()? };
             nodes.insert(id, Node { addresses, process: None });
         }
-        Ok(Self { spec, dir: Some(dir), path, nodes, keep: false })
+        let links = links(&spec, &nodes)?;
+        Ok(Self { spec, dir: Some(dir), path, nodes, links, keep: false })
     }
 
     /// The node ids.
@@ -125,9 +140,19 @@ impl Cluster {
         self.node(id).addresses
     }
 
-    /// All client addresses, in the order of the ids.
+    /// All client addresses, in the order of the ids; those of the proxies, if there are any.
     pub fn endpoints(&self) -> Vec<SocketAddr> {
-        self.nodes.values().map(|node| node.addresses.client).collect()
+        self.ids().map(|id| self.endpoint(id)).collect()
+    }
+
+    /// Where clients reach a node: its proxy, if there is one.
+    pub fn endpoint(&self, id: u64) -> SocketAddr {
+        self.links.client(id).map_or(self.addresses(id).client, Proxy::addr)
+    }
+
+    /// The proxies that its spec asked for.
+    pub const fn links(&self) -> &Links {
+        &self.links
     }
 
     /// The same as a list that the clients take.
@@ -164,8 +189,11 @@ impl Cluster {
     /// The command that starts a node; a test may change it before it spawns it itself.
     pub fn command(&self, id: u64) -> io::Result<Command> {
         let node = self.node(id);
+        let reached = |peer: &u64, node: &Node| {
+            self.links.peer_addr(id, *peer).unwrap_or(node.addresses.peer)
+        };
         let peers: Vec<String> =
-            self.nodes.iter().map(|(id, node)| format!("{id}={}", node.addresses.peer)).collect();
+            self.nodes.iter().map(|(id, node)| format!("{id}={}", reached(id, node))).collect();
         let mut command = Command::new(binary("leaseholdd")?);
         command.arg("start");
         command.arg(format!("--node-id={id}"));
@@ -175,6 +203,9 @@ impl Cluster {
         command.arg(format!("--peer-listen={}", node.addresses.peer));
         command.arg(format!("--admin-listen={}", node.addresses.admin));
         command.arg(format!("--peers={}", peers.join(",")));
+        if let Some(proxy) = self.links.client(id) {
+            command.arg(format!("--client-advertise={}", proxy.addr()));
+        }
         command.arg(format!("--shards={}", self.spec.shards));
         command.arg(format!("--secret-file={}", self.path.join("secret").display()));
         for (name, value) in &self.spec.flags {
@@ -372,6 +403,19 @@ impl Drop for Cluster {
             eprintln!("logs and data are kept in {}", dir.keep().display());
         }
     }
+}
+
+fn links(spec: &Spec, nodes: &BTreeMap<u64, Node>) -> io::Result<Links> {
+    let mut links = Links::default();
+    for (id, node) in nodes {
+        if spec.proxied_clients {
+            links.add_client(*id, node.addresses.client)?;
+        }
+        for from in nodes.keys().filter(|from| spec.proxied_peers && *from != id) {
+            links.add_peer(*from, *id, node.addresses.peer)?;
+        }
+    }
+    Ok(links)
 }
 
 fn write_secret(path: &Path) -> io::Result<()> {

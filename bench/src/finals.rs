@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold_protocol::ids::ShardId;
 use leasehold_protocol::limits::PAGE_LEN_MAX;
-use leasehold_protocol::reply::{KeyInfo, Reply};
+use leasehold_protocol::reply::{KeyInfo, Reply, Role};
 use leasehold_protocol::request::{Freshness, ListRequest, Request, StatusRequest};
 
 use crate::clock::{Deadline, now_ns};
@@ -36,15 +36,19 @@ pub fn read(endpoints: &[SocketAddr], shard: u32, limit: Duration) -> io::Result
 fn at_rest(state: &FinalState) -> bool {
     let same =
         |node: &FinalNode| node.revision == state.revision && node.digest == state.nodes[0].digest;
-    state.nodes.iter().all(same)
+    state.nodes.iter().all(same) && state.leaders.len() == 1
 }
 
 fn look(endpoints: &[SocketAddr], shard: u32) -> io::Result<FinalState> {
     let invoke_ns = now_ns();
     let (revision, keys) = keys(endpoints, shard)?;
-    let nodes: io::Result<Vec<FinalNode>> =
+    let nodes: io::Result<Vec<(FinalNode, Role)>> =
         endpoints.iter().map(|addr| node(*addr, shard)).collect();
-    Ok(FinalState { invoke_ns, return_ns: now_ns(), shard, revision, keys, nodes: nodes? })
+    let nodes = nodes?;
+    let leaders = nodes.iter().filter(|(_, role)| *role == Role::Leader);
+    let leaders = leaders.map(|(node, _)| node.node).collect();
+    let nodes = nodes.into_iter().map(|(node, _)| node).collect();
+    Ok(FinalState { invoke_ns, return_ns: now_ns(), shard, revision, keys, nodes, leaders })
 }
 
 /// The keys of the first node that answers; pages of different revisions are an error.
@@ -99,7 +103,7 @@ fn final_key(info: KeyInfo) -> FinalKey {
 }
 
 /// A node's account of itself.
-fn node(addr: SocketAddr, shard: u32) -> io::Result<FinalNode> {
+fn node(addr: SocketAddr, shard: u32) -> io::Result<(FinalNode, Role)> {
     let mut wire = Wire::connect(addr, LIMIT)?;
     let id = wire.hello().node;
     let request = Request::Status(StatusRequest { timeout_ms: 2_000 });
@@ -109,5 +113,6 @@ fn node(addr: SocketAddr, shard: u32) -> io::Result<FinalNode> {
     let missing = || io::Error::other(format!("node {id} says nothing about itself"));
     let own = status.nodes.iter().find(|node| node.node == id).ok_or_else(missing)?;
     let part = own.shards.iter().find(|part| part.shard.0 == shard).ok_or_else(missing)?;
-    Ok(FinalNode { node: id.0, revision: part.applied_revision.0, digest: part.digest })
+    let own = FinalNode { node: id.0, revision: part.applied_revision.0, digest: part.digest };
+    Ok((own, part.role))
 }

@@ -15,6 +15,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde::{Deserialize, Serialize};
 
+mod applied;
+
+pub use applied::{Applied, Cause, Change};
+
 /// Records that one recorder keeps; a run that makes more is refused, not cut.
 pub const RECORDS_MAX: usize = 8_000_000;
 
@@ -36,6 +40,10 @@ pub enum Record {
     Final(FinalState),
     /// A fault that the harness made.
     Fault(Fault),
+    /// What a node applied, if the harness could see it.
+    Applied(Applied),
+    /// How full something was at the most.
+    Peak(Peak),
 }
 
 /// One call: from the first send of its request to its final answer.
@@ -278,6 +286,9 @@ pub struct FinalState {
     pub keys: Vec<FinalKey>,
     /// Every node's own account of its state.
     pub nodes: Vec<FinalNode>,
+    /// The nodes that say that they lead the shard.
+    #[serde(default)]
+    pub leaders: Vec<u64>,
 }
 
 /// One key of a final state.
@@ -337,6 +348,19 @@ pub enum FaultKind {
     Partitioned,
     /// All links whole again.
     Healed,
+}
+
+/// The most that a bounded thing of a node ever held.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Peak {
+    /// The node.
+    pub node: u64,
+    /// What.
+    pub name: String,
+    /// The most that was seen.
+    pub seen: u64,
+    /// The stated limit.
+    pub limit: u64,
 }
 
 /// All records of one run.
@@ -400,6 +424,18 @@ impl History {
         faults,
         Fault,
         Fault
+    );
+    select!(
+        /// What nodes applied.
+        applied,
+        Applied,
+        Applied
+    );
+    select!(
+        /// How full things were.
+        peaks,
+        Peak,
+        Peak
     );
 
     /// Writes one JSON record a line, replacing the file.

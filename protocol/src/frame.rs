@@ -295,7 +295,8 @@ impl Decoder {
         }
         let stated = u32_at(rest, CHECKSUM_AT);
         let computed = checksum(&rest[PREFIX_LEN..end]);
-        if stated != computed {
+        // Planted (section 8 of the design): bytes that were hurt on the way are believed.
+        if stated != computed && !crate::planted!("frame-checksum-unread") {
             return Err(FrameError::BadChecksum { stated, computed });
         }
         Ok(Some(self.taken + end))

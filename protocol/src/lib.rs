@@ -26,6 +26,7 @@ pub mod kind;
 pub mod limits;
 pub mod outcome;
 pub mod peer;
+pub mod planted;
 pub mod reply;
 pub mod request;
 pub mod shard;

@@ -6,6 +6,9 @@ pub mod config;
 pub mod disk;
 pub mod env;
 pub mod error;
+#[cfg(test)]
+#[path = "../../protocol/tests/hostile_support/mod.rs"]
+mod hostile_support;
 pub mod identity;
 pub mod lease;
 pub mod net;

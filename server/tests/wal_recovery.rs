@@ -10,10 +10,10 @@ use std::time::Duration;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId};
 use leasehold_server::disk::sim::{Io, SimDisk, SimDiskConfig, Tear};
 use leasehold_server::env::Disk;
-use leasehold_server::wal::{WalConfig, WalError, WalIdentity};
+use leasehold_server::wal::{BLOB_LEN_MAX, WalConfig, WalError, WalIdentity};
 use wal_support::{
-    A, B, C, Call, History, IDENTITY, State, open, open_as, open_with, recover, run, sleep_ms,
-    small, without_committed,
+    A, B, C, Call, History, IDENTITY, ShardId, State, open, open_as, open_with, recover, run,
+    sleep_ms, small, without_committed,
 };
 
 /// The first segment, and where its first record after the checkpoint starts.
@@ -480,6 +480,32 @@ fn starting_again_and_again_does_not_fill_the_disk() {
         assert!(log.metrics().segments <= 2, "{:?}", log.metrics().segments);
     });
     assert!(disk.used_bytes() <= 4 * small().segment_len, "{}", disk.used_bytes());
+}
+
+/// What the shards' states leave of a segment is all that can be carried.
+#[test]
+fn a_large_checkpoint_leaves_less_room_for_what_is_carried() {
+    let config = WalConfig { segment_len: 32 * 1024, ..small() };
+    let disk = wal_support::disk();
+    run(1, async {
+        let (log, _) = open_with(config.clone(), &disk).await.unwrap();
+        for number in 0..24 {
+            log.shard(ShardId(number)).save_vote(&[1; BLOB_LEN_MAX]).await.unwrap();
+        }
+        log.close().await.unwrap();
+    });
+    for index in 1..=6 {
+        run(1, async {
+            let (log, found) = open_with(config.clone(), &disk).await.unwrap();
+            assert_eq!(found.len(), 24 + usize::from(index > 1));
+            log.shard(ShardId(99))
+                .append([(index, wal_support::payload(index, 1000))], |_| {})
+                .unwrap();
+            log.shard(ShardId(99)).flush().await.unwrap();
+        });
+    }
+    let found = run(1, async { open_with(config, &disk).await.unwrap().1 });
+    assert_eq!(found[&ShardId(99)].entries.len(), 6);
 }
 
 /// Longer logs than fit into one opening are carried in part.

@@ -1,8 +1,8 @@
 //! Hand-made histories for the checkers' tests: client `n` has lease `n` of shard 0.
 
 use crate::history::{
-    FinalKey, FinalNode, FinalState, History, Lost, Op, OpKind, Outcome, QueuedAt, Record, Renewal,
-    StoreWrite,
+    Applied, Cause, Change, FinalKey, FinalNode, FinalState, History, Lost, Op, OpKind, Outcome,
+    QueuedAt, Record, Renewal, StoreWrite,
 };
 
 /// One second.
@@ -10,6 +10,26 @@ pub(super) const S: u64 = 1_000_000_000;
 
 /// A key with its holders (lease, token) and its waiters (lease, number).
 pub(super) type Key<'a> = (&'a str, &'a [(u64, u64)], &'a [(u64, u64)]);
+
+/// A change of the log: a grant.
+pub(super) fn granted(key: &str, lease: u64, token: u64) -> Change {
+    Change::Granted { key: key.into(), lease, token }
+}
+
+/// A change of the log: a release.
+pub(super) fn ended(key: &str, lease: u64, token: u64) -> Change {
+    Change::Ended { key: key.into(), lease, token, cause: Cause::Released }
+}
+
+/// A change of the log: an acquire waits.
+pub(super) fn queued(key: &str, lease: u64, number: u64) -> Change {
+    Change::Queued { key: key.into(), lease, number }
+}
+
+/// A change of the log: its wait ended, perhaps with a token.
+pub(super) fn wait_ended(key: &str, lease: u64, number: u64, token: Option<u64>) -> Change {
+    Change::WaitEnded { key: key.into(), lease, number, token }
+}
 
 /// A history in the making. Revisions are given where a test is about them.
 pub(super) struct Run {
@@ -176,6 +196,21 @@ impl Run {
         self.records.push(Record::Store(StoreWrite { client: 0, key, token, accepted, at_ns }));
     }
 
+    /// What node 1 applied at a revision; the second of its time is the revision's.
+    pub(super) fn applied(&mut self, revision: u64, changes: Vec<Change>) {
+        self.applied_by(1, revision, changes);
+    }
+
+    pub(super) fn applied_by(&mut self, node: u64, revision: u64, changes: Vec<Change>) {
+        let at_ns = Some(revision * S);
+        self.records.push(Record::Applied(Applied { node, shard: 0, revision, at_ns, changes }));
+    }
+
+    /// A record of any kind.
+    pub(super) fn record(&mut self, record: Record) {
+        self.records.push(record);
+    }
+
     /// The end: keys with their holders and waiters, and each node's revision and digest.
     pub(super) fn end(
         &mut self,
@@ -201,6 +236,7 @@ impl Run {
             revision,
             keys: keys.collect(),
             nodes: nodes.collect(),
+            leaders: vec![1],
         }));
     }
 }

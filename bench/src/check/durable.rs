@@ -3,7 +3,8 @@
 //! Compares the history with the cluster's final state: no acknowledged revision above it; every
 //! hold and every wait whose lease was certainly alive when it was read, and which nobody ended,
 //! is there; no hold is there whose end was acknowledged; no holder's token is below one that was
-//! granted; all nodes have one digest. A request under one number has one outcome.
+//! granted; all nodes have one digest. A request under one number has one outcome. What the nodes'
+//! logs hold is what clients were answered, and nothing that nobody asked for.
 
 use std::collections::BTreeMap;
 
@@ -11,6 +12,8 @@ use crate::history::{FinalKey, FinalState, History, Op, OpKind, Outcome};
 
 use super::holds::{Hold, Holds, collect, to_ns};
 use super::{Needs, Report};
+
+mod applied;
 
 /// Judges a history.
 pub fn check(history: &History, needs: &Needs) -> Report {
@@ -26,6 +29,8 @@ pub fn check(history: &History, needs: &Needs) -> Report {
     }
     let retries = one_outcome_each(history, &mut report);
     report.cover("acked", acked, needs.acked);
+    let logged = applied::check(history, &mut report);
+    report.cover("logged", logged, needs.logged);
     report.cover("nodes", if nodes_min == u64::MAX { 0 } else { nodes_min }, needs.nodes);
     report.cover("retries", retries, needs.retries);
     report
@@ -174,6 +179,9 @@ fn one_outcome_each(history: &History, report: &mut Report) -> u64 {
     for op in history.ops().filter(|op| op.outcome != Outcome::Unknown) {
         retries += u64::from(op.attempts > 1);
         let Some((lease, number)) = op.lease.zip(op.number) else { continue };
+        if says_nothing(&op.outcome) {
+            continue;
+        }
         let first = outcomes.entry((op.shard, lease, number)).or_insert((op, &op.outcome));
         if first.1 != &op.outcome {
             report.violation(format!(
@@ -183,6 +191,13 @@ fn one_outcome_each(history: &History, report: &mut Report) -> u64 {
         }
     }
     retries
+}
+
+/// A refusal of the number or of the lease: what the first copy of the request did, it does not say.
+fn says_nothing(outcome: &Outcome) -> bool {
+    const CODES: [&str; 4] =
+        ["number_below_floor", "number_beyond_window", "lease_dead", "lease_lost"];
+    matches!(outcome, Outcome::Refused { code, .. } if CODES.contains(&code.as_str()))
 }
 
 #[cfg(test)]

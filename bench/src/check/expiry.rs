@@ -4,22 +4,26 @@
 //! On one machine all clocks run at one rate, so the full TTL is demanded; the simulator, whose
 //! clocks differ, states their difference. Where only the client library's own statement of a
 //! validity is known, that is demanded. Lateness is a figure, not a verdict: it depends on faults.
+//! The nodes' logs tell the very moment at which a lease or a forced hold was ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::clock::to_ms;
-use crate::history::{History, Lost, OpKind};
+use crate::history::{Applied, Cause, Change, History, Lost, Op, OpKind, Outcome};
 
 use super::holds::{Hold, Holds, collect, to_ns};
+use super::log::logs;
 use super::{Needs, Report};
 
-/// Judges a history. `rate_ppm` is how much the rates of two clocks may differ.
-pub fn check(history: &History, needs: &Needs, rate_ppm: u64) -> Report {
+/// Judges a history.
+pub fn check(history: &History, needs: &Needs) -> Report {
+    let rate_ppm = needs.rate_ppm;
     let mut report = Report::new("G3 never early");
     let holds = collect(history);
     let expiries = passed_on(&holds, rate_ppm, &mut report);
     let losses = reported_dead(history, &holds, rate_ppm, &mut report);
-    report.cover("expiries", expiries, needs.expiries);
+    let logged = in_log(history, &holds, rate_ppm, &mut report);
+    report.cover("expiries", expiries.max(logged), needs.expiries);
     report.figure("losses", losses.to_string());
     report
 }
@@ -109,6 +113,55 @@ fn reported_dead(history: &History, holds: &Holds<'_>, rate_ppm: u64, report: &m
     compared
 }
 
+/// Leases and holds that a node ended for want of renewals, or because an operator forced them but
+/// not at once. Returns how many were compared.
+fn in_log(history: &History, holds: &Holds<'_>, rate_ppm: u64, report: &mut Report) -> u64 {
+    let leases = lease_ends(history, rate_ppm);
+    let now: BTreeSet<(u32, u64)> = history.ops().filter_map(forced_at_once).collect();
+    let mut compared = 0;
+    for (shard, log) in logs(history) {
+        for (step, change) in log.changes() {
+            let Some(at_ns) = step.at_ns else { continue };
+            let (what, until) = match change {
+                Change::LeaseEnded { lease, cause: Cause::Expired } => {
+                    let until = leases.get(&(shard, *lease)).map(|lease| lease.until_ns);
+                    (format!("lease {lease}"), until)
+                }
+                Change::Ended { key, token, cause: Cause::Expired | Cause::Forced, .. }
+                    if !now.contains(&(shard, *token)) =>
+                {
+                    (format!("key {key:?}: token {token}"), claimed(holds, step, key, *token))
+                }
+                _ => continue,
+            };
+            let Some(until) = until else { continue };
+            compared += u64::from(matches!(change, Change::LeaseEnded { .. }));
+            if at_ns < until {
+                report.violation(format!(
+                    "{what} was ended {:.3} ms early, at revision {}",
+                    to_ms(until - at_ns),
+                    step.revision
+                ));
+            }
+        }
+    }
+    compared
+}
+
+fn forced_at_once(op: &Op) -> Option<(u32, u64)> {
+    match (op.kind, &op.outcome) {
+        (_, Outcome::Refused { .. }) => None,
+        (OpKind::ForceRelease { token, now: true }, _) => Some((op.shard, token)),
+        _ => None,
+    }
+}
+
+/// Until when the hold's client was sure, as it says.
+fn claimed(holds: &Holds<'_>, step: &Applied, key: &str, token: u64) -> Option<u64> {
+    let list = holds.get(&(step.shard, key))?;
+    list.iter().filter(|hold| hold.token == token).filter_map(|hold| hold.claimed_until_ns).max()
+}
+
 fn hold_of<'h>(holds: &'h Holds<'_>, lost: &'h Lost) -> Option<&'h Hold> {
     let key = lost.key.as_deref()?;
     let list = holds.get(&(lost.shard, key))?;
@@ -142,10 +195,10 @@ mod tests {
     use super::super::build::{Run, S};
     use super::super::{Needs, Verdict};
     use super::check;
-    use crate::history::{OpKind, Outcome};
+    use crate::history::{Cause, Change, OpKind, Outcome};
 
     fn verdict(run: &Run) -> Verdict {
-        check(&run.history(), &Needs::default(), 0).verdict()
+        check(&run.history(), &Needs::default()).verdict()
     }
 
     /// Client 1 holds with 5 s, renewed at 2 s; client 2 is granted at `at`.
@@ -162,7 +215,7 @@ mod tests {
     fn an_expiry_after_the_ttl_is_fine_and_counted() {
         let run = silent_holder(7 * S);
         let needs = Needs { expiries: 1, ..Needs::default() };
-        assert_eq!(check(&run.history(), &needs, 0).verdict(), Verdict::Ok);
+        assert_eq!(check(&run.history(), &needs).verdict(), Verdict::Ok);
     }
 
     #[test]
@@ -172,7 +225,8 @@ mod tests {
 
     #[test]
     fn clocks_that_may_differ_get_their_tolerance_and_no_more() {
-        let early = |ns| check(&silent_holder(7 * S - ns).history(), &Needs::default(), 500);
+        let needs = Needs { rate_ppm: 500, ..Needs::default() };
+        let early = |ns| check(&silent_holder(7 * S - ns).history(), &needs);
         assert_eq!(early(2_000_000).verdict(), Verdict::Ok);
         assert_eq!(early(4_000_000).verdict(), Verdict::Violation);
     }
@@ -198,6 +252,34 @@ mod tests {
         run.renew(1, 5 * S, 0, 1);
         run.lost_lease(1, 4 * S);
         assert_eq!(verdict(&run), Verdict::Violation);
+    }
+
+    #[test]
+    fn a_lease_that_the_log_ends_early_is_caught_though_nobody_noticed() {
+        let expired = |revision| {
+            let mut run = Run::new();
+            run.renew(1, 5 * S, 2 * S, 2 * S + 1);
+            run.applied(revision, vec![Change::LeaseEnded { lease: 1, cause: Cause::Expired }]);
+            check(&run.history(), &Needs { expiries: 1, ..Needs::default() }).verdict()
+        };
+        assert_eq!(expired(6), Verdict::Violation);
+        assert_eq!(expired(7), Verdict::Ok);
+    }
+
+    #[test]
+    fn a_forced_hold_that_the_log_ends_while_its_client_is_sure_is_caught() {
+        let forced = |now| {
+            let mut run = Run::new();
+            run.grant(1, "k", 5, 0, S);
+            run.claim(1, "k", 5, S, 9 * S);
+            let kind = OpKind::ForceRelease { token: 5, now };
+            run.call(3, "k", kind, (2 * S, 3 * S), Outcome::Done { revision: None });
+            let (key, cause) = ("k".into(), Cause::Forced);
+            run.applied(8, vec![Change::Ended { key, lease: 1, token: 5, cause }]);
+            verdict(&run)
+        };
+        assert_eq!(forced(false), Verdict::Violation);
+        assert_eq!(forced(true), Verdict::Ok);
     }
 
     #[test]

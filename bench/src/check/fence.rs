@@ -2,12 +2,14 @@
 //! and a store that checks tokens takes nothing below the highest it has seen.
 //!
 //! Grant order is known twice: by the shard's revisions where the client's interface shows them,
-//! and in real time (a grant read before another was asked for is the earlier one).
+//! and in real time (a grant read before another was asked for is the earlier one). In the nodes'
+//! logs each grant raises the shard's one counter.
 
 use std::collections::BTreeMap;
 
-use crate::history::{History, Op, OpKind, Outcome, StoreWrite};
+use crate::history::{Change, History, Op, OpKind, Outcome, StoreWrite};
 
+use super::log::{Log, logs};
 use super::{Needs, Report};
 
 struct Grant<'a> {
@@ -41,7 +43,26 @@ pub fn check(history: &History, needs: &Needs) -> Report {
     let refused = store(history, &mut report);
     report.cover("tokens", tokens, needs.tokens);
     report.cover("stale_refused", refused, needs.stale_refused);
+    let logged: u64 = logs(history).values().map(|log| in_log(log, &mut report)).sum();
+    report.cover("logged", logged, needs.logged);
     report
+}
+
+/// Returns the number of grants.
+fn in_log(log: &Log<'_>, report: &mut Report) -> u64 {
+    let (mut highest, mut grants) = (0, 0);
+    for (step, change) in log.changes() {
+        let Change::Granted { key, token, .. } = change else { continue };
+        grants += 1;
+        if *token <= highest {
+            report.violation(format!(
+                "key {key:?}, revision {}: token {token} after {highest} of the same shard",
+                step.revision
+            ));
+        }
+        highest = highest.max(*token);
+    }
+    grants
 }
 
 /// The same number of the same lease may be recorded twice (a retry that got the remembered
@@ -119,7 +140,7 @@ fn store(history: &History, report: &mut Report) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::{Run, S};
+    use super::super::build::{Run, S, ended, granted};
     use super::super::{Needs, Verdict};
     use super::check;
 
@@ -183,6 +204,17 @@ mod tests {
         run.release(1, "k", 900, 3 * S, 4 * S);
         run.grant(1, "k", 1, 5 * S, 6 * S);
         assert_eq!(verdict(&run), Verdict::Violation);
+    }
+
+    #[test]
+    fn a_token_of_the_log_that_does_not_rise_is_caught() {
+        for token in [5, 6] {
+            let mut run = Run::new();
+            run.applied(10, vec![granted("k", 1, 6)]);
+            run.applied(11, vec![ended("k", 1, 6)]);
+            run.applied(12, vec![granted("k", 1, token)]);
+            assert_eq!(check(&run.history(), &Needs::default()).verdict(), Verdict::Violation);
+        }
     }
 
     #[test]

@@ -4,13 +4,16 @@
 //! Where an acquire was queued is known exactly from the answer `queued` to its first attempt.
 //! Without it (the outcome may overtake that answer, or a retry fetch it) it is known to lie above
 //! every revision that anybody had been answered before the acquire was sent, and at or below the
-//! revision of its grant. Only what is certain by these bounds is called an inversion.
+//! revision of its grant. Only what is certain by these bounds is called an inversion. The nodes'
+//! logs show every queue as it was.
 
 use std::collections::BTreeMap;
 
 use crate::history::{FinalState, History, Op, OpKind, Outcome};
 
 use super::{Needs, Report};
+
+mod applied;
 
 /// An acquire and the bounds of its place in the queue.
 struct Place<'a> {
@@ -44,7 +47,8 @@ pub fn check(history: &History, needs: &Needs) -> Report {
         left_behind(end, &places, &mut report);
     }
     granted_to_ended(history, &mut report);
-    report.cover("queued_grants", queued_grants as u64, needs.queued_grants);
+    let logged = applied::check(history, &mut report);
+    report.cover("queued_grants", logged.max(queued_grants as u64), needs.queued_grants);
     report
 }
 

@@ -48,6 +48,8 @@ pub(super) fn collect(history: &History) -> Holds<'_> {
     }
     for list in holds.values_mut() {
         list.sort_by_key(|hold| (hold.token, hold.granted_ns));
+        // A request that was sent on two connections gives its client one hold.
+        list.dedup_by_key(|hold| (hold.token, hold.client));
     }
     holds
 }
@@ -63,19 +65,25 @@ fn hold_of(op: &Op, ends: &Ends<'_>) -> Option<Hold> {
     let cancelled =
         numbered.and_then(|(lease, n)| ends.cancels.get(&(op.shard, lease, n)).copied());
     let closed = lease.and_then(|lease| ends.closes.get(&(op.shard, lease)).copied());
+    let lease_lost = of_lease(&ends.lost_leases);
     let calls = [ended, refused, cancelled, closed];
+    let claimed_until_ns = ends.claims.get(&(op.client, op.key.as_str(), token)).copied();
+    // A forced hold is sure until its client says otherwise, however its lease is renewed.
+    let forced_ns = ends.forced.get(&(op.shard, op.key.as_str(), token)).copied();
+    let given_up_by_force = forced_ns.filter(|_| claimed_until_ns.is_none());
+    let of_lease = |map: &BTreeMap<(u32, u64), u64>| of_lease(map).filter(|_| forced_ns.is_none());
     let hold_lost = ends.lost_holds.get(&(op.shard, op.key.as_str(), token)).copied();
     Some(Hold {
         client: op.client,
         token,
         invoke_ns: op.invoke_ns,
         granted_ns: op.return_ns?,
-        given_up_ns: calls.iter().flatten().map(|call| call.0).min(),
+        given_up_ns: calls.iter().flatten().map(|call| call.0).chain(given_up_by_force).min(),
         end_acked: calls.iter().flatten().any(|call| call.1),
-        lost_ns: [hold_lost, of_lease(&ends.lost_leases)].into_iter().flatten().min(),
+        lost_ns: [hold_lost, lease_lost].into_iter().flatten().min(),
         lease_until_ns: of_lease(&ends.lease_until),
         sure_until_ns: of_lease(&ends.sure_until),
-        claimed_until_ns: ends.claims.get(&(op.client, op.key.as_str(), token)).copied(),
+        claimed_until_ns,
     })
 }
 
@@ -89,6 +97,8 @@ struct Ends<'a> {
     /// Refused releases by client: they end nothing, but their client stopped being sure. Those of
     /// other clients are no excuse for anything.
     refused: BTreeMap<(u32, &'a str, u64), Call>,
+    /// Holds that an operator forced, but not at once.
+    forced: BTreeMap<(u32, &'a str, u64), u64>,
     cancels: BTreeMap<(u32, u64, u64), Call>,
     closes: BTreeMap<(u32, u64), Call>,
     lost_holds: BTreeMap<(u32, &'a str, u64), u64>,
@@ -132,8 +142,12 @@ impl<'a> Ends<'a> {
                 call(&mut self.calls, (op.shard, op.key.as_str(), token), op.invoke_ns, ok);
             }
             OpKind::ForceRelease { token, now } if !op.outcome.is_definite_failure() => {
-                let passed_on = ok && now;
-                call(&mut self.calls, (op.shard, op.key.as_str(), token), op.invoke_ns, passed_on);
+                let hold = (op.shard, op.key.as_str(), token);
+                if now {
+                    call(&mut self.calls, hold, op.invoke_ns, ok);
+                } else {
+                    first(&mut self.forced, hold, op.invoke_ns);
+                }
             }
             OpKind::Cancel { acquire, release_if_granted: true } => {
                 if let Some(lease) = op.lease {

@@ -3,13 +3,16 @@
 //! Every answer carries its shard's revision, so the order is given and only verified: no
 //! operation was asked for after one of a higher revision was answered; each revision was caused
 //! by one command; and every read and every `held` agrees with the grants and releases around it.
-//! Reads that were asked for as stale are left out.
+//! Reads that were asked for as stale are left out. With the nodes' logs every read is compared with
+//! what was, and no effect comes before its request or after its answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::history::{History, Op, OpKind, Outcome};
 
 use super::{Needs, Report};
+
+mod applied;
 
 /// Judges a history.
 pub fn check(history: &History, needs: &Needs) -> Report {
@@ -28,7 +31,9 @@ pub fn check(history: &History, needs: &Needs) -> Report {
     }
     let reads = agree(history, &mut report);
     report.cover("ordered", ordered, needs.ordered);
-    report.figure("reads", reads.to_string());
+    report.cover("reads", reads, needs.reads);
+    let logged = applied::check(history, &mut report);
+    report.cover("logged", logged, needs.logged);
     report
 }
 
@@ -37,6 +42,12 @@ pub fn check(history: &History, needs: &Needs) -> Report {
 fn revision_of(op: &Op) -> Option<u64> {
     match op.outcome {
         Outcome::Read { stale: true, .. } => None,
+        // A cancel is told how its acquire ended, which may be long ago.
+        Outcome::Ended { .. } | Outcome::Granted { .. }
+            if matches!(op.kind, OpKind::Cancel { .. }) =>
+        {
+            None
+        }
         _ => op.outcome.revision(),
     }
 }
@@ -53,7 +64,7 @@ fn in_real_time(list: &mut [(&Op, u64)], report: &mut Report) {
             highest = highest.max(other);
         }
         // A change made a revision that nobody can have seen before it was asked for.
-        let changed = op.outcome.is_ok() && op.kind != OpKind::Get;
+        let changed = op.outcome.is_ok() && changes_the_state(op.kind);
         if *revision < highest + u64::from(changed && highest > 0) {
             report.violation(format!(
                 "client {} asked {:?} on {:?} after revision {highest} was answered and got {revision}",
@@ -61,6 +72,11 @@ fn in_real_time(list: &mut [(&Op, u64)], report: &mut Report) {
             ));
         }
     }
+}
+
+/// If it succeeds. A second forced end of one hold changes nothing.
+const fn changes_the_state(kind: OpKind) -> bool {
+    !matches!(kind, OpKind::Get | OpKind::ForceRelease { now: false, .. })
 }
 
 /// Commands that changed the state by themselves; a grant after a wait is caused by another.
@@ -166,7 +182,7 @@ fn spans(history: &History) -> BTreeMap<(u32, &str), Vec<Span>> {
 #[derive(Default)]
 struct Known<'a> {
     granted: BTreeSet<(u32, &'a str, u64)>,
-    /// Keys with acquires whose outcome did not arrive.
+    /// Keys with acquires whose first outcome did not arrive.
     open: BTreeSet<(u32, &'a str)>,
 }
 
@@ -179,6 +195,10 @@ impl<'a> Known<'a> {
                     known.granted.insert((op.shard, &op.key, *token));
                 }
                 (OpKind::Acquire { .. }, Outcome::Unknown) => {
+                    known.open.insert((op.shard, &op.key));
+                }
+                // Its first attempt may have been granted, and the lease have ended since.
+                (OpKind::Acquire { .. }, Outcome::Refused { .. }) if op.attempts > 1 => {
                     known.open.insert((op.shard, &op.key));
                 }
                 _ => {}
@@ -268,6 +288,19 @@ mod tests {
         let mut run = two_holds();
         read(&mut run, Some(5), 15, (6 * S, 9 * S));
         assert_eq!(verdict(&run), Verdict::Violation);
+    }
+
+    #[test]
+    fn a_holder_whose_retry_found_its_lease_dead_is_not_unknown() {
+        let read_after = |attempts| {
+            let mut run = Run::new();
+            let kind = OpKind::Acquire { wait_ms: 0 };
+            run.refused(1, "k", kind, "lease_dead", (S, 9 * S)).attempts = attempts;
+            read(&mut run, Some(5), 10, (2 * S, 3 * S));
+            verdict(&run)
+        };
+        assert_eq!(read_after(2), Verdict::Ok);
+        assert_eq!(read_after(1), Verdict::Violation);
     }
 
     #[test]

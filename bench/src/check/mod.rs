@@ -5,14 +5,20 @@
 //! history leaves open (an unknown outcome, a revision that the client's interface does not show)
 //! is taken in the system's favour. What that costs is made visible: each checker counts what it
 //! really judged, and too low a count makes the run `Invalid`, not `Ok`.
+//!
+//! Where a history has the nodes' own logs (`history::Applied`), they are judged too, and settle
+//! what the clients could not learn.
 
+pub mod bounded;
 pub mod coverage;
 pub mod durable;
 pub mod expiry;
 pub mod fence;
 pub mod fifo;
+pub mod heals;
 mod holds;
 pub mod linear;
+mod log;
 pub mod mutex;
 
 use std::fmt;
@@ -136,8 +142,20 @@ pub struct Needs {
     pub acked: u64,
     /// Operations whose revisions were compared (G7).
     pub ordered: u64,
+    /// Linearizable reads that were compared (G7).
+    pub reads: u64,
     /// Nodes whose digests agree at the end (G5).
     pub nodes: u64,
+    /// Grants of the nodes' own logs that were judged (G1, G2, G4, G5, G7).
+    pub logged: u64,
+    /// Calls that each shard served after the last fault was lifted (G8).
+    pub served: u64,
+    /// The longest time from then to the first success, in milliseconds (G8); 0 for any.
+    pub heal_ms_max: u64,
+    /// Peaks that were compared with their limits (G9).
+    pub peaks: u64,
+    /// How much the rates of two clocks of the run may differ, in parts per million (G3).
+    pub rate_ppm: u64,
     /// Requests that were sent more than once (G5).
     pub retries: u64,
     /// Faults that must have happened.
@@ -149,10 +167,12 @@ pub fn all(history: &History, needs: &Needs) -> Vec<Report> {
     vec![
         mutex::check(history, needs),
         fence::check(history, needs),
-        expiry::check(history, needs, 0),
+        expiry::check(history, needs),
         fifo::check(history, needs),
         durable::check(history, needs),
         linear::check(history, needs),
+        heals::check(history, needs),
+        bounded::check(history, needs),
         coverage::check(history, needs),
     ]
 }

@@ -3,12 +3,17 @@
 //! A hold is sure from the moment its client read the grant until the first of: its own release,
 //! cancel or close was called; the send of the last acknowledged renewal of its lease + TTL −
 //! margin; the validity that the client library stated; its client learned of its loss; an
-//! operator forced it. A hold of which nothing states a validity is not judged, and not counted.
+//! operator forced it at once. A hold of which nothing states a validity is not judged, and not
+//! counted. In the nodes' logs no key is granted while it is held, and nothing ends that did not
+//! begin.
+
+use std::collections::BTreeMap;
 
 use crate::clock::to_ms;
-use crate::history::History;
+use crate::history::{Change, History};
 
 use super::holds::{Hold, Holds, collect};
+use super::log::{Log, logs};
 use super::{Needs, Report};
 
 /// Judges a history.
@@ -35,10 +40,41 @@ pub fn check(history: &History, needs: &Needs) -> Report {
         }
     }
     report.cover("handovers", pairs, needs.handovers);
+    let logged: u64 = logs(history).values().map(|log| in_log(log, &mut report)).sum();
+    report.cover("logged", logged, needs.logged);
     if gap_min_ns != u64::MAX {
         report.figure("smallest_gap_ms", format!("{:.3}", to_ms(gap_min_ns)));
     }
     report
+}
+
+/// One holder at a time, and only holders end. Returns the number of grants.
+fn in_log(log: &Log<'_>, report: &mut Report) -> u64 {
+    let mut holders: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    let mut grants = 0;
+    for (step, change) in log.changes() {
+        match change {
+            Change::Granted { key, lease, token } => {
+                grants += 1;
+                if let Some((_, before)) = holders.insert(key, (*lease, *token)) {
+                    report.violation(format!(
+                        "key {key:?}, revision {}: token {token} was granted while {before} was held",
+                        step.revision
+                    ));
+                }
+            }
+            Change::Ended { key, lease, token, .. }
+                if holders.remove(key.as_str()) != Some((*lease, *token)) =>
+            {
+                report.violation(format!(
+                    "key {key:?}, revision {}: token {token} ended, but lease {lease} did not hold it",
+                    step.revision
+                ));
+            }
+            _ => {}
+        }
+    }
+    grants
 }
 
 /// The interval in which the client was sure; `None` if there was none.
@@ -61,9 +97,10 @@ fn overlap(key: &str, before: &Hold, hold: &Hold, by_ns: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::{Run, S};
+    use super::super::build::{Run, S, ended, granted};
     use super::super::{Needs, Verdict};
     use super::check;
+    use crate::history::{OpKind, Outcome};
 
     fn needs() -> Needs {
         Needs { handovers: 1, ..Needs::default() }
@@ -144,6 +181,49 @@ mod tests {
         run.release_refused(3, "k", 5, 2 * S, 3 * S);
         run.grant(2, "k", 6, 0, 4 * S);
         assert_eq!(check(&run.history(), &needs()).verdict(), Verdict::Violation);
+    }
+
+    #[test]
+    fn a_forced_hold_is_sure_as_long_as_its_client_says_unless_it_was_forced_at_once() {
+        let forced = |now| {
+            let mut run = Run::new();
+            run.renew(1, 50 * S, 0, 1);
+            run.renew(2, 50 * S, 0, 1);
+            run.grant(1, "k", 5, 0, S);
+            run.claim(1, "k", 5, S, 6 * S);
+            let kind = OpKind::ForceRelease { token: 5, now };
+            run.call(3, "k", kind, (2 * S, 3 * S), Outcome::Done { revision: None });
+            run.grant(2, "k", 6, 0, 5 * S);
+            check(&run.history(), &needs()).verdict()
+        };
+        assert_eq!(forced(false), Verdict::Violation);
+        assert_eq!(forced(true), Verdict::Ok);
+    }
+
+    #[test]
+    fn a_log_that_grants_what_is_held_is_caught() {
+        let mut run = Run::new();
+        run.applied(10, vec![granted("k", 1, 5)]);
+        run.applied(11, vec![granted("k", 2, 6)]);
+        assert_eq!(check(&run.history(), &Needs::default()).violations_total, 1);
+    }
+
+    #[test]
+    fn a_log_that_ends_what_is_not_held_is_caught() {
+        let mut run = Run::new();
+        run.applied(10, vec![granted("k", 1, 5)]);
+        run.applied(11, vec![ended("k", 1, 4)]);
+        assert_eq!(check(&run.history(), &Needs::default()).violations_total, 1);
+    }
+
+    #[test]
+    fn a_log_of_handovers_is_fine_and_a_missing_one_is_invalid() {
+        let needs = Needs { logged: 2, ..Needs::default() };
+        let mut run = Run::new();
+        run.applied(10, vec![granted("k", 1, 5)]);
+        assert_eq!(check(&run.history(), &needs).verdict(), Verdict::Invalid);
+        run.applied(11, vec![ended("k", 1, 5), granted("k", 2, 6)]);
+        assert_eq!(check(&run.history(), &needs).verdict(), Verdict::Ok);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use leasehold_protocol::command::{Command, OwnLease};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{HoldSetVersion, Mode, Number, Secret};
 use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::planted;
 use leasehold_protocol::reply::{OutcomeReply, Reply};
 use leasehold_protocol::request::Request;
 use leasehold_protocol::shard::{check_key, check_ttl_ms, check_value};
@@ -347,7 +348,8 @@ impl Core {
         if op.grant.is_some() {
             return self.start_release(id, false);
         }
-        self.start_cancel(id, true);
+        // Planted (G3): a hold that nobody waits for any more is kept.
+        self.start_cancel(id, !planted!("dropped-acquire-keeps-its-hold"));
     }
 
     /// The cluster put it into the queue.
@@ -422,6 +424,8 @@ impl Core {
 
     /// The cluster granted it; `doubtful` if that may have been a while ago.
     fn granted(&mut self, id: OpId, grant: Grant, doubtful: bool) {
+        // Planted (G1): a grant that may be old is reported as it is.
+        let doubtful = doubtful && !planted!("doubtful-grant-reported");
         let op = self.ops.get_mut(&id).expect("the caller looked it up");
         op.grant = Some(grant);
         let (key, own) = (op.lease, op.own);

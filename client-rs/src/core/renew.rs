@@ -11,6 +11,7 @@ use std::time::Duration;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{HoldSetVersion, Number};
 use leasehold_protocol::limits::RENEW_BATCH_MAX;
+use leasehold_protocol::planted;
 use leasehold_protocol::reply::{RenewResult, Reply};
 use leasehold_protocol::request::{RenewItem, RenewRequest, Request};
 
@@ -166,7 +167,11 @@ impl Core {
         self.schedule_renewal(key, sent_at);
         let lease = self.leases.get_mut(&key).expect("the caller looked it up");
         lease.ttl = Duration::from_millis(u64::from(result.ttl_ms));
-        let until = Lease::validity(lease.ttl, sent_at);
+        let mut until = Lease::validity(lease.ttl, sent_at);
+        // Planted (G1): the TTL counts from the answer, not from before the send.
+        if planted!("validity-from-the-answer") {
+            until = Lease::validity(lease.ttl, self.now);
+        }
         match lease.versions.judge(result.version) {
             Judgement::Known => self.extend(key, until, result.version),
             Judgement::Other => self.park_renewal(key, result.version, sent_at),
@@ -177,7 +182,8 @@ impl Core {
     pub(super) fn extend(&mut self, key: LeaseKey, until: BootTime, version: HoldSetVersion) {
         let lease = &self.leases[&key];
         let seen_as_lost = |op: &OpId| self.ops[op].is_latched();
-        if lease.holds.values().any(seen_as_lost) {
+        // Planted (G1): what a reader saw as lost comes back.
+        if lease.holds.values().any(seen_as_lost) && !planted!("loss-taken-back") {
             // A reader's clock was ahead of this answer: what was shown as lost stays lost.
             return self.end_lease(key, LossCause::Expired);
         }

@@ -15,6 +15,7 @@
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{HoldSetVersion, Number, Token};
 use leasehold_protocol::outcome::Grant;
+use leasehold_protocol::planted;
 use leasehold_protocol::reply::{HeldKey, HoldsReply, Reply};
 use leasehold_protocol::request::{HoldsRequest, Request};
 
@@ -78,6 +79,10 @@ impl Versions {
 
     pub(super) fn judge(&mut self, version: HoldSetVersion) -> Judgement {
         self.seen = self.seen.max(version.0);
+        // Planted (G1): whatever was seen counts as known.
+        if planted!("max-of-known-and-seen") {
+            self.known = self.known.max(self.seen);
+        }
         if self.settled && (self.from..=self.known).contains(&version.0) {
             return Judgement::Known;
         }
@@ -257,6 +262,7 @@ mod tests {
             revision: Revision(1),
             version_before: HoldSetVersion(before),
             version_after: HoldSetVersion(after),
+            floor: Token(1),
         }
     }
 

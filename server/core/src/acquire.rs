@@ -6,6 +6,7 @@ use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Token};
 use leasehold_protocol::limits::{LEASE_CLAIMS_MAX, QUEUE_LEN_MAX};
 use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::planted;
 use leasehold_protocol::shard::{check_key, check_mode, check_ttl_ms, check_value};
 
 use crate::blob::{Blob, Key, KeyRef};
@@ -69,6 +70,10 @@ impl State {
                 let key = self.shared_key(key);
                 let waiter = waiter(ticket, request, wait_ms);
                 let grant = self.grant(step, &key, waiter);
+                // Planted (G5): a grant at once is not remembered, so a retry is executed.
+                if planted!("retry-applied-twice") {
+                    return Outcome::Granted(grant);
+                }
                 self.remember(step, ticket, Outcome::Granted(grant))
             }
             Verdict::Queue => {
@@ -176,7 +181,10 @@ impl State {
         let lease = self.leases.get(&ticket.lease).expect("the caller was admitted");
         let outcome = match lease.memory.get(acquire) {
             None if acquire.0 > lease.memory.floor => {
-                self.forestall(step, ticket.lease, acquire);
+                // Planted (G5): the acquire that comes after its cancel is executed.
+                if !planted!("early-cancel-forgotten") {
+                    self.forestall(step, ticket.lease, acquire);
+                }
                 Outcome::Cancelled { revision }
             }
             Some(record) if record.kind == Kind::Acquire => match record.answer {
@@ -204,7 +212,10 @@ impl State {
         release: bool,
     ) -> Outcome {
         let claim = self.leases.get(&grant.lease).and_then(|lease| lease.claims.get(&acquire.0));
-        let Some(Claim::Hold(key)) = claim else {
+        // Whoever made it a hold with another token has read this grant.
+        let key =
+            claim.map(Claim::key).filter(|key| self.token_of(key, grant.lease) == grant.token);
+        let Some(key) = key else {
             return self.refusal(ErrorCode::NOT_QUEUED, Token(0));
         };
         if !release {

@@ -5,11 +5,13 @@
 //! order of a step's events is: what ended, then what was granted because of it.
 
 use alloc::rc::Rc;
+use core::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
-use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Token};
+use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Revision, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::planted;
 
 use crate::blob::Key;
 use crate::digest;
@@ -22,7 +24,17 @@ impl State {
         let revision = self.raise(step);
         assert!(self.last_token < TOKEN_MAX, "the caller checked the counter");
         self.last_token += 1;
-        let token = Token(self.last_token);
+        // Planted (G2): a counter of this process, not of the replicated state.
+        if planted!("token-from-leader-memory") {
+            static MEMORY: AtomicU64 = AtomicU64::new(1);
+            self.last_token = MEMORY.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut token = Token(self.last_token);
+        // Planted (G2): a key that comes back counts from the beginning.
+        if planted!("token-reset-on-recreation") && self.keys.get(key).is_none() {
+            token = Token(1);
+        }
+        let floor = self.floor_for(key, acquire.mode, token);
         let Waiter { lease: session, number, mode, own, value, .. } = acquire;
 
         let (before, label) = self.edit_lease(session, |lease, _| {
@@ -53,6 +65,7 @@ impl State {
             self.keys.insert(key.clone(), Rc::new(entry));
             self.names.insert(key.name().clone(), ());
         }
+        self.set_floor(key, if mode == Mode::EXCLUSIVE { 0 } else { floor.0 });
         self.emit(step, EventKind::Granted { key: key.to_vec(), lease: holder, mode, token });
         Grant {
             lease: holder,
@@ -60,7 +73,26 @@ impl State {
             revision,
             version_before: HoldSetVersion(before),
             version_after: HoldSetVersion(before + 1),
+            floor,
         }
+    }
+
+    /// The floor of a grant about to be made. The first of several holds that go together fixes it
+    /// for all: every token given before is over for this key, so the highest of them will do.
+    fn floor_for(&self, key: &Key, mode: Mode, token: Token) -> Token {
+        match self.keys.get(key).filter(|entry| !entry.holds.is_empty()) {
+            _ if mode == Mode::EXCLUSIVE => token,
+            Some(entry) => Token(entry.floor),
+            None => Token(token.0.saturating_sub(1).max(1)),
+        }
+    }
+
+    /// Sets a key's floor and keeps the digest in step.
+    pub(crate) fn set_floor(&mut self, key: &Key, floor: u64) {
+        let entry = self.keys.entry_mut(key).expect("a held key is in the table");
+        self.sum.sub(digest::floor(key, entry.floor));
+        entry.floor = floor;
+        self.sum.add(digest::floor(key, entry.floor));
     }
 
     /// Grants the longest satisfiable prefix of the key's queue, or forgets the key if nobody
@@ -69,12 +101,18 @@ impl State {
         loop {
             let Some(entry) = self.keys.get(key) else { return };
             if entry.is_vacant() {
+                self.sum.sub(digest::floor(key, entry.floor));
                 self.keys.remove(key);
                 self.names.remove(key.name());
                 self.emit(step, EventKind::Vacant { key: key.to_vec() });
                 return;
             }
-            let Some((_, head)) = entry.queue.first() else { return };
+            let mut head = entry.queue.first();
+            // Planted (G4): who came last is served first.
+            if planted!("waiters-from-the-back") {
+                head = entry.queue.last();
+            }
+            let Some((_, head)) = head else { return };
             if !entry.admits(head.mode) {
                 return;
             }

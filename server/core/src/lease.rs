@@ -28,6 +28,8 @@
 
 use core::time::Duration;
 
+use leasehold_protocol::planted;
+
 /// Nanoseconds of a millisecond.
 pub const NS_PER_MS: u64 = 1_000_000;
 
@@ -95,15 +97,23 @@ impl Tenure {
     /// When the TTL is over, stalls included. `None` is a lease that was not renewed in this
     /// tenure.
     pub fn deadline_ns(&self, stamp: Option<Stamp>, ttl_ms: u32) -> u64 {
-        let stamp = stamp.unwrap_or(Stamp { renewed_ns: self.began_ns, stalled_ns: 0 });
+        let mut stamp = stamp.unwrap_or(Stamp { renewed_ns: self.began_ns, stalled_ns: 0 });
         let ttl_ns = u64::from(ttl_ms) * NS_PER_MS;
+        // Planted (G3): a new leader starts leases at less than their full TTL.
+        if planted!("take-over-gives-half-a-ttl") && stamp.renewed_ns == self.began_ns {
+            stamp.renewed_ns = stamp.renewed_ns.saturating_sub(ttl_ns / 2);
+        }
         let stall_ns = self.stalled_ns.saturating_sub(stamp.stalled_ns).min(ttl_ns);
         stamp.renewed_ns.saturating_add(ttl_ns).saturating_add(stall_ns)
     }
 
     /// When the lease may be ended: deadline and pad.
     pub fn ends_at_ns(&self, stamp: Option<Stamp>, ttl_ms: u32) -> u64 {
-        let pad_ns = u64::from(pad_ms(ttl_ms)) * NS_PER_MS;
+        let mut pad_ns = u64::from(pad_ms(ttl_ms)) * NS_PER_MS;
+        // Planted (G3): a clock that runs fast ends leases early.
+        if planted!("deadline-without-pad") {
+            pad_ns = 0;
+        }
         self.deadline_ns(stamp, ttl_ms).saturating_add(pad_ns)
     }
 

@@ -12,6 +12,7 @@ use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{LeaseId, Number, Secret, Token};
 use leasehold_protocol::limits::LEASES_MAX;
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 use leasehold_protocol::shard::{check_label, check_ttl_ms};
 
 use crate::blob::Blob;
@@ -85,13 +86,23 @@ impl State {
 
     fn end_lease(&mut self, step: &mut Step<'_>, id: LeaseId, reason: &EndReason) -> Outcome {
         let revision = self.raise(step);
+        // Planted (G4): a lease that waits only seems to end; its turn still comes.
+        if planted!("dead-waiter-granted")
+            && self.leases.get(&id).is_some_and(|dead| dead.waits > 0)
+        {
+            self.emit(step, EventKind::LeaseEnded { lease: id, reason: reason.clone() });
+            return Outcome::Closed { revision };
+        }
         let lease = self.forget_lease(id);
         for (number, claim) in lease.claims.iter() {
             let number = Number(*number);
             match claim {
                 Claim::Hold(key) => {
                     self.take_hold(step, key, id, reason.clone());
-                    self.hand_over(step, key);
+                    // Planted (G4): the end of a lease wakes nobody.
+                    if !planted!("expiry-hands-nothing-over") {
+                        self.hand_over(step, key);
+                    }
                 }
                 Claim::Wait(key) => {
                     self.take_waiter(key, id);

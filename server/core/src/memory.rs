@@ -20,19 +20,25 @@ use core::ops::Bound;
 use leasehold_protocol::ids::{LeaseId, Number};
 use leasehold_protocol::limits::{OPEN_WAITS_MAX, WINDOW};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 
 use crate::cow::Map;
 use crate::digest;
 use crate::hash::Sum;
 
 /// What a number was used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// An acquire.
     Acquire,
     /// An acquire whose cancel arrived first: whatever its body, it is refused.
     Forestalled,
+    /// A cancel.
     Cancel,
+    /// A release.
     Release,
+    /// A change of a hold's mode.
+    Convert,
 }
 
 /// What a retry is told.
@@ -153,7 +159,8 @@ impl Memory {
             && number <= floor
         {
             cursor = number;
-            if !record.keep {
+            // Planted (G5): the floor drops what its client has not heard yet.
+            if !record.keep || planted!("floor-forgets-waits") {
                 self.forget(lease, number, sum);
             }
         }

@@ -7,6 +7,7 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{LeaseId, Revision, Secret, Token};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 use leasehold_protocol::shard::{check_key, check_label, check_reason};
 
 use crate::blob::{Blob, Key, KeyRef};
@@ -32,11 +33,19 @@ impl State {
             Ok(ticket) => ticket,
             Err(outcome) => return outcome,
         };
-        let Some(key) = self.key_held_by(key, ticket.lease, token) else {
+        let mut held = (ticket.lease, token);
+        // Planted (G2): whatever the token, the present holder's hold ends.
+        if planted!("stale-token-releases")
+            && let Some((holder, hold)) =
+                self.keys.get(&KeyRef::new(key)).and_then(|entry| entry.holds.first())
+        {
+            held = (*holder, hold.token);
+        }
+        let Some(key) = self.key_held_by(key, held.0, held.1) else {
             let present = self.present_token(key);
             return self.remember_refusal(step, ticket, ErrorCode::NOT_OWNER, present);
         };
-        let hold = self.end_hold(step, &key, ticket.lease, EndReason::Released);
+        let hold = self.end_hold(step, &key, held.0, EndReason::Released);
         // Who names the token has read the grant: its result needs no further acknowledgement.
         let (memory, sum) = self.memory_of(ticket.lease);
         memory.read_otherwise(ticket.lease, hold.number, sum);
@@ -96,7 +105,10 @@ impl State {
     /// Takes a hold out of renewal: whoever reads it may not extend it any more.
     fn mark_forced(&mut self, step: &mut Step<'_>, key: &Key, holder: LeaseId, forced: Forced) {
         self.raise(step);
-        self.raise_version(holder);
+        // Planted (G1): the holder is not made to read its holds, and goes on extending this one.
+        if !planted!("force-keeps-the-version") {
+            self.raise_version(holder);
+        }
         let entry = self.keys.entry_mut(key).expect("a held key is in the table");
         let hold = entry.holds.get_mut(&holder).expect("the caller knows the hold");
         let (who, why) = (forced.who.as_slice().to_vec(), forced.why.as_slice().to_vec());
@@ -123,12 +135,18 @@ impl State {
         self.edit_lease(lease, |lease, _| lease.version += 1);
     }
 
-    fn present_token(&self, key: &[u8]) -> Token {
+    /// The token under which a lease holds a key, or 0.
+    pub(crate) fn token_of(&self, key: &Key, lease: LeaseId) -> Token {
+        let hold = self.keys.get(key).and_then(|entry| entry.holds.get(&lease));
+        hold.map_or(Token(0), |hold| hold.token)
+    }
+
+    pub(crate) fn present_token(&self, key: &[u8]) -> Token {
         self.keys.get(&KeyRef::new(key)).map_or(Token(0), |entry| entry.present_token())
     }
 
     /// The shared key, if this lease holds it under this token.
-    fn key_held_by(&self, key: &[u8], lease: LeaseId, token: Token) -> Option<Key> {
+    pub(crate) fn key_held_by(&self, key: &[u8], lease: LeaseId, token: Token) -> Option<Key> {
         let (key, entry) = self.keys.get_entry(&KeyRef::new(key))?;
         (entry.holds.get(&lease)?.token == token).then(|| key.clone())
     }
@@ -136,7 +154,12 @@ impl State {
     /// The hold of a key under a token: shared key, holder, and how it is forced.
     fn hold_of(&self, key: &[u8], token: Token) -> Option<(Key, LeaseId, Option<Rc<Forced>>)> {
         let (key, entry) = self.keys.get_entry(&KeyRef::new(key))?;
-        let (holder, hold) = entry.hold_of_token(token)?;
+        let mut found = entry.hold_of_token(token);
+        // Planted (section 4 of the design): a retry of a forced release hits the next holder.
+        if planted!("force-hits-any-token") {
+            found = entry.holds.first().map(|(holder, hold)| (*holder, hold));
+        }
+        let (holder, hold) = found?;
         Some((key.clone(), holder, hold.forced.clone()))
     }
 }

@@ -6,13 +6,17 @@
 //! executed is remembered with its outcome, refusals included, except those of the class
 //! `Retryable` (queue or table full): the same number may be sent again and then be executed.
 
+use alloc::rc::Rc;
+
 use leasehold_protocol::command::{Caller, OwnLease};
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{LeaseId, Number, Revision, Token};
+use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Token};
 use leasehold_protocol::limits::ACKS_MAX;
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 
 use crate::acquire::Request;
+use crate::blob::Blob;
 use crate::digest;
 use crate::hash::{Mix, Sum};
 use crate::lifecycle::same_secret;
@@ -45,6 +49,17 @@ impl State {
         kind: Kind,
         print: u64,
     ) -> Result<Ticket, Outcome> {
+        // Planted (G1): a command brings the dead lease that it names back to life.
+        if planted!("revived-lease")
+            && caller.lease.0 <= self.last_lease
+            && self.leases.get(&caller.lease).is_none()
+        {
+            self.raise(step);
+            let mut lease = Lease::new(5_000, caller.secret, Blob::new(b""), false);
+            lease.base = digest::lease_base(caller.lease, &lease);
+            self.sum.add(digest::lease(&lease));
+            self.leases.insert(caller.lease, Rc::new(lease));
+        }
         let Some(lease) = self.leases.lease_mut(caller.lease) else {
             return Err(self.refusal(ErrorCode::LEASE_DEAD, Token(0)));
         };
@@ -172,7 +187,7 @@ fn check_number(lease: &Lease, number: Number, kind: Kind) -> Result<(), ErrorCo
         Kind::Release => below(RESERVED)
             .and_then(|acquire| lease.claims.get(&acquire))
             .is_some_and(|claim| matches!(claim, Claim::Hold(_))),
-        Kind::Acquire | Kind::Forestalled => false,
+        Kind::Acquire | Kind::Forestalled | Kind::Convert => false,
     };
     if is_reserved { Ok(()) } else { Err(ErrorCode::NUMBER_BELOW_FLOOR) }
 }
@@ -195,4 +210,9 @@ pub(crate) fn print_of_cancel(release_if_granted: bool) -> u64 {
 /// Hash of a release's body.
 pub(crate) fn print_of_release(key: &[u8], token: Token) -> u64 {
     Mix::new(3).bytes(key).word(token.0).done()
+}
+
+/// Hash of a change of mode.
+pub(crate) fn print_of_convert(key: &[u8], token: Token, mode: Mode) -> u64 {
+    Mix::new(4).bytes(key).word(token.0).word(mode.0.into()).done()
 }

@@ -14,6 +14,7 @@ use leasehold_protocol::reply::{HeldKey, Holder, HoldsReply, KeyInfo, SessionInf
 
 use crate::blob::KeyRef;
 use crate::lifecycle::same_secret;
+use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
 use crate::table::{Claim, KeyState, Lease};
 
@@ -27,6 +28,21 @@ pub struct LeaseView<'a> {
     state: &'a State,
     id: LeaseId,
     lease: &'a Lease,
+}
+
+/// What a session's retry memory says of one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    /// The number.
+    pub number: Number,
+    /// What it was used for.
+    pub kind: Kind,
+    /// It was executed below the floor, in a number that its acquire reserved.
+    pub late: bool,
+    /// It outlives the floor until it is acknowledged.
+    pub keep: bool,
+    /// Its outcome; `None` while it waits.
+    pub outcome: Option<Outcome>,
 }
 
 impl<'a> LeaseView<'a> {
@@ -53,6 +69,29 @@ impl<'a> LeaseView<'a> {
     /// Compares in constant time.
     pub fn secret_matches(&self, secret: &Secret) -> bool {
         same_secret(&self.lease.secret, secret)
+    }
+
+    /// The number up to which its client has read all outcomes but those of waits.
+    pub fn floor(&self) -> Number {
+        Number(self.lease.memory.floor)
+    }
+
+    /// Its retry memory, in the order of numbers; what was executed below the floor comes last.
+    pub fn memory(&self) -> impl Iterator<Item = Remembered> + use<'a> {
+        let memory = &self.lease.memory;
+        let told = |late| {
+            move |(number, record): (&u64, &Record)| Remembered {
+                number: Number(*number),
+                kind: record.kind,
+                late,
+                keep: record.keep,
+                outcome: match record.answer {
+                    Answer::Waiting => None,
+                    Answer::Done(outcome) => Some(outcome),
+                },
+            }
+        };
+        memory.records.iter().map(told(false)).chain(memory.late.iter().map(told(true)))
     }
 
     /// Its holds that an operator forced and that are not passed on yet, by token. They must not
@@ -174,6 +213,7 @@ impl State {
                 lease: *lease,
                 token: hold.token,
                 mode: hold.mode,
+                floor: entry.floor_of(hold),
                 label: view.map(|lease| lease.label.text()).unwrap_or_default(),
                 value: hold.value.as_slice().to_vec(),
                 since_ms: hold.since_ms,
@@ -240,6 +280,7 @@ impl State {
                     reply.holds.push(HeldKey {
                         key: key.to_vec(),
                         token: hold.token,
+                        mode: hold.mode,
                         number,
                         forced: hold.forced.is_some(),
                     });

@@ -37,7 +37,9 @@ type Observer = Rc<dyn Fn(&SimDisk)>;
 /// How a disk behaves when nothing is wrong with it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SimDiskConfig {
-    /// The longest sync; each takes a random time up to this.
+    /// The shortest sync.
+    pub sync_min: Duration,
+    /// The longest sync; each takes a random time from the shortest up to this.
     pub sync_max: Duration,
     /// The longest of any other operation.
     pub io_max: Duration,
@@ -62,6 +64,7 @@ struct Inner {
     unsynced_names: RefCell<Vec<Names>>,
     faults: RefCell<Faults>,
     observer: RefCell<Option<Observer>>,
+    store_observer: RefCell<Option<Observer>>,
     written_bytes: Cell<u64>,
     /// Raised by a crash: handles from before are dead.
     power_cycle: Cell<u64>,
@@ -89,10 +92,16 @@ impl SimDisk {
             unsynced_names: RefCell::default(),
             faults: RefCell::default(),
             observer: RefCell::default(),
+            store_observer: RefCell::default(),
             written_bytes: Cell::new(0),
             power_cycle: Cell::new(0),
         };
         Self { inner: Rc::new(inner) }
+    }
+
+    /// How the disk behaves.
+    pub fn config(&self) -> SimDiskConfig {
+        self.inner.config.get()
     }
 
     /// Changes how the disk behaves from now on.
@@ -110,6 +119,11 @@ impl SimDisk {
         self.inner.faults.borrow_mut().clear();
     }
 
+    /// Operations that failed on purpose, or for want of room, so far.
+    pub fn failures(&self) -> u64 {
+        self.inner.faults.borrow().struck()
+    }
+
     /// Operations of a kind so far.
     pub fn count(&self, io: Io) -> u64 {
         self.inner.faults.borrow().count(io)
@@ -120,6 +134,12 @@ impl SimDisk {
     /// durable.
     pub fn observe(&self, observer: impl Fn(&Self) + 'static) {
         *self.inner.observer.borrow_mut() = Some(Rc::new(observer));
+    }
+
+    /// Calls `observer` after each store into a segment, as often as a record has pieces: a device
+    /// may write a page back, and power may go, between any two of them.
+    pub fn observe_stores(&self, observer: impl Fn(&Self) + 'static) {
+        *self.inner.store_observer.borrow_mut() = Some(Rc::new(observer));
     }
 
     /// Flips the bits of `mask` in one byte of a file for good. Panics if there is no such byte.
@@ -135,14 +155,14 @@ impl SimDisk {
 
     async fn io(&self, io: Io) -> io::Result<()> {
         let io_max = self.inner.config.get().io_max;
-        self.pause(io_max).await;
+        self.pause(Duration::ZERO, io_max).await;
         self.inner.faults.borrow_mut().strike(io)
     }
 
-    async fn pause(&self, max: Duration) {
-        let nanos_max = u64::try_from(max.as_nanos()).unwrap_or(u64::MAX);
+    async fn pause(&self, min: Duration, max: Duration) {
+        let nanos_max = u64::try_from(max.saturating_sub(min).as_nanos()).unwrap_or(u64::MAX);
         if nanos_max > 0 {
-            SimRt::sleep(Duration::from_nanos(self.inner.rng.below(nanos_max))).await;
+            SimRt::sleep(min + Duration::from_nanos(self.inner.rng.below(nanos_max))).await;
         }
     }
 
@@ -153,10 +173,11 @@ impl SimDisk {
 
     fn reserve(&self, len: u64) -> io::Result<()> {
         match self.inner.config.get().capacity {
-            Some(capacity) if self.used_bytes() + len > capacity => Err(io::Error::new(
-                io::ErrorKind::StorageFull,
-                "no space left on the simulated disk",
-            )),
+            Some(capacity) if self.used_bytes() + len > capacity => {
+                self.inner.faults.borrow_mut().count_strike();
+                let full = "no space left on the simulated disk";
+                Err(io::Error::new(io::ErrorKind::StorageFull, full))
+            }
             _ => Ok(()),
         }
     }
@@ -174,7 +195,8 @@ impl SimDisk {
         let struck = self.inner.faults.borrow_mut().strike(io);
         file.borrow_mut().begin_sync();
         self.tell_observer();
-        self.pause(self.inner.config.get().sync_max).await;
+        let SimDiskConfig { sync_min, sync_max, .. } = self.inner.config.get();
+        self.pause(sync_min, sync_max).await;
         if self.inner.power_cycle.get() != power_cycle {
             return Err(power_lost());
         }
@@ -185,7 +207,11 @@ impl SimDisk {
     }
 
     fn tell_observer(&self) {
-        let observer = self.inner.observer.borrow().clone();
+        self.tell(&self.inner.observer);
+    }
+
+    fn tell(&self, observer: &RefCell<Option<Observer>>) {
+        let observer = observer.borrow().clone();
         if let Some(observer) = observer {
             observer(self);
         }
@@ -296,6 +322,7 @@ impl Segment for SimSegment {
     fn store(&mut self, offset: u64, bytes: &[u8]) {
         if self.has_power() {
             self.file.borrow_mut().store(offset, bytes);
+            self.disk.tell(&self.disk.inner.store_observer);
         }
     }
 

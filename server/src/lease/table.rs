@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use leasehold_core::lease::{Stamp, Tenure};
 use leasehold_protocol::ids::LeaseId;
+use leasehold_protocol::planted;
 
 use crate::env::MonoTime;
 
@@ -48,12 +49,19 @@ impl LeaseTable {
     /// Starts a tenure: the leader has applied its first entry at `now`.
     pub fn begin(&mut self, now: MonoTime) {
         self.tenure = Tenure::begin(now.0);
-        self.entries.clear();
+        self.forget();
     }
 
     /// The leadership ended.
     pub fn end(&mut self) {
-        self.entries.clear();
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        // Planted (G3): deadlines of an earlier leadership, before others led, still count.
+        if !planted!("old-deadlines-kept") {
+            self.entries.clear();
+        }
     }
 
     /// A lease was opened, or renewed in a confirmed round, at `now`.
@@ -90,7 +98,9 @@ impl LeaseTable {
             return Due::Proposed;
         }
         let ends_at = self.ends_at(lease, ttl_ms);
-        if ends_at > now { Due::Later(ends_at) } else { Due::Now }
+        // Planted (G3): a lease is over one turn of the wheel early.
+        let early = Duration::from_millis(if planted!("expired-a-tick-early") { 25 } else { 0 });
+        if ends_at > now.after(early) { Due::Later(ends_at) } else { Due::Now }
     }
 
     /// An expiry of the lease is proposed and its outcome not known.

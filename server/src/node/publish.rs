@@ -33,6 +33,7 @@ pub(super) async fn run(
     let mut leaders = Vec::new();
     loop {
         let shards: Vec<_> = router.shards().cloned().collect();
+        shards.iter().for_each(Shard::probe);
         publish_shards(&metrics, &shards, &mut leaders);
         publish_wal(&metrics, &wal);
         metrics.set(Gauge::ConnectionsClient, connections.len() as i64);
@@ -54,14 +55,14 @@ fn publish_shards(
     leaders.resize(shards.len(), NodeId(0));
     for (shard, last_leader) in shards.iter().zip(leaders.iter_mut()) {
         let raft = shard.group().status();
-        let leader = shard.group().leader_hint();
+        let leader = shard.known_leader();
         let state = shard.state().borrow();
         leases += state.leases_len();
         holds += shard.holds_len();
         waiters += shard.waiters_len();
         let report = ShardReport {
             leader,
-            leads: shard.group().leadership().is_some(),
+            leads: leader.is_some() && shard.group().leadership().is_some(),
             term: raft.term,
             applied_revision: state.revision().0,
             behind: raft.last_index.saturating_sub(raft.applied_index),

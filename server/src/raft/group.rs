@@ -18,11 +18,12 @@ use futures_util::stream::FuturesOrdered;
 use leasehold_core::State;
 use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::peer;
 use leasehold_protocol::reply::Role;
+use leasehold_protocol::{peer, planted};
 use openraft::async_runtime::{Select2, WatchReceiver};
 use openraft::errors::{ClientWriteError, Fatal, ForwardReason, InitializeError, RaftError};
 use openraft::impls::OneshotResponder;
+use openraft::raft::ReadPolicy;
 use openraft::{AsyncRuntime, Raft, ServerState};
 
 use super::compact::{Compactor, Cuts};
@@ -34,7 +35,7 @@ use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
 use super::spec::{GroupSpec, SpecError, Timings};
 use super::storage::{Log, LogDamaged};
-use super::types::{EntryData, Leadership, LogId, Member, RaftTypes, Vote};
+use super::types::{EntryData, EntryPrint, Leadership, LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
@@ -337,6 +338,11 @@ impl<E: Env> Group<E> {
         if self.leadership() != Some(leadership) {
             return Err(ConfirmError::NotLeader);
         }
+        // Planted (G1, G7): the engine's own stamp, which a late answer to an earlier request moves.
+        if planted!("confirmed-by-the-engine") {
+            let read = self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await;
+            return read.map(|_| ()).map_err(|_| ConfirmError::NotLeader);
+        }
         self.rounds.confirm(leadership).await.map_err(|Ended| ConfirmError::NotLeader)
     }
 
@@ -345,6 +351,11 @@ impl<E: Env> Group<E> {
         let stored = self.log.membership();
         let nodes = stored.membership().nodes();
         nodes.map(|(node, member)| (NodeId(*node), member.clone())).collect()
+    }
+
+    /// The entries that this node keeps, in order, for checks that compare nodes. Reads them all.
+    pub fn log_prints(&self) -> Vec<EntryPrint> {
+        self.log.prints()
     }
 
     /// What the group looks like from here.

@@ -40,7 +40,7 @@ mod spec;
 mod spread;
 mod storage;
 #[cfg(test)]
-mod suite;
+pub(crate) mod suite;
 pub mod types;
 
 use leasehold_protocol::ids::ShardId;
@@ -53,7 +53,7 @@ pub use machine::ApplySink;
 pub use peers::{Class, Identity, PeerError, PeerInfo, PeerService, Peers};
 pub use spec::{GroupSpec, SpecError, Timings};
 pub use spread::first_leader;
-pub use types::{EntryData, Leadership, Member};
+pub use types::{EntryData, EntryPrint, Leadership, Member};
 
 /// The shard that a Raft message is for; `None` if it is malformed or no such message.
 pub fn message_shard(kind: u8, body: &[u8]) -> Option<ShardId> {

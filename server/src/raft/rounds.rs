@@ -27,6 +27,7 @@ use std::rc::Rc;
 use std::task::{Poll, Waker};
 
 use leasehold_protocol::ids::NodeId;
+use leasehold_protocol::planted;
 
 use super::signal::Signal;
 use super::types::{LeaderId, Leadership, LogId, Vote};
@@ -89,6 +90,11 @@ impl Rounds {
     pub(crate) fn asked(&self, vote: &Vote) {
         let mut inner = self.inner.borrow_mut();
         if inner.own && inner.asked == Some(vote.leader_id) {
+            return;
+        }
+        // Planted (G1, G7): a leader counts itself, though it voted for another, until the engine's
+        // metrics say that it is none.
+        if planted!("self-count-from-metrics") && vote.leader_id.node_id != self.me {
             return;
         }
         inner.asked = Some(vote.leader_id);
@@ -154,6 +160,10 @@ impl Rounds {
     pub(crate) async fn confirm(&self, leadership: Leadership) -> Result<(), Ended> {
         let (number, announced) = self.take(leadership)?;
         self.confirmed(leadership, number).await?;
+        // Planted (G7): what other nodes may have told already is not waited for.
+        if planted!("read-from-a-lagging-apply") {
+            return Ok(());
+        }
         loop {
             let version = self.progress.version();
             if let Some(done) = self.caught_up(leadership, announced) {
@@ -239,6 +249,10 @@ impl Rounds {
             inner.targets.entry(target).or_default().queued += 1;
         }
         let state = RefCell::new(Carried::Queued);
+        // Planted (G1): the number is taken when the frame is queued, not when it leaves.
+        if planted!("stamp-at-enqueue") {
+            state.replace(Carried::Sent(inner.last));
+        }
         Rc::new(Stamp { rounds: self.clone(), target, leader, state })
     }
 }
@@ -324,6 +338,11 @@ impl Stamp {
         }
         let last = inner.last;
         let target = inner.targets.entry(self.target).or_default();
+        if planted!("stamp-at-enqueue") {
+            target.queued = target.queued.saturating_sub(1);
+            target.sent = target.sent.max(last);
+            return true;
+        }
         assert!(matches!(*self.state.borrow(), Carried::Queued), "a frame is handed over once");
         target.queued = target.queued.saturating_sub(1);
         target.sent = target.sent.max(last);
@@ -333,8 +352,12 @@ impl Stamp {
 
     /// The follower accepted this very frame.
     pub(crate) fn accepted(&self) {
-        let Carried::Sent(number) = self.state.replace(Carried::Spent) else { return };
+        let Carried::Sent(mut number) = self.state.replace(Carried::Spent) else { return };
         let mut inner = self.rounds.inner.borrow_mut();
+        // Planted (G1, G7): an answer confirms whatever came before the answer did.
+        if planted!("credit-at-the-answer") {
+            number = inner.last;
+        }
         if !inner.leads_as(&self.leader) {
             return;
         }

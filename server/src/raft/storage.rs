@@ -16,12 +16,14 @@ use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::rc::Rc;
 
+use leasehold_protocol::ids::NodeId;
+use leasehold_protocol::planted;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 use openraft::{EntryPayload, RaftTypeConfig};
 
 use super::convert::{self, RecordError};
 use super::rounds::Rounds;
-use super::types::{Entry, LogId, Membership, RaftTypes, StoredMembership, Vote};
+use super::types::{Entry, EntryPrint, LogId, Membership, RaftTypes, StoredMembership, Vote};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
@@ -238,6 +240,16 @@ impl<E: Env> Log<E> {
         self.shared.kept.borrow().purged
     }
 
+    /// All entries that are kept, in order.
+    pub(crate) fn prints(&self) -> Vec<EntryPrint> {
+        let print = |entry: &Entry| EntryPrint {
+            index: entry.log_id.index,
+            leader: (entry.log_id.leader_id.term, NodeId(entry.log_id.leader_id.node_id)),
+            crc: crc32c::crc32c(&convert::entry_record(entry)),
+        };
+        self.shared.kept.borrow().entries.iter().map(print).collect()
+    }
+
     /// A snapshot up to `last` with this membership is in force.
     pub(crate) fn snapshot_membership(&self, last: Option<LogId>, membership: &StoredMembership) {
         self.shared.kept.borrow_mut().replace_memberships(last, membership);
@@ -309,7 +321,10 @@ impl<E: Env> RaftLogStorage<RaftTypes<E>> for Log<E> {
     async fn save_vote(&mut self, vote: &Vote) -> io::Result<()> {
         self.shared.rounds.asked(vote);
         let record = convert::vote_record(vote);
-        self.checked(self.shared.wal.save_vote(&record).await)?;
+        // Planted (G5): after a restart a node votes a second time in one term.
+        if !planted!("vote-not-persisted") {
+            self.checked(self.shared.wal.save_vote(&record).await)?;
+        }
         self.shared.kept.borrow_mut().vote = Some(*vote);
         Ok(())
     }

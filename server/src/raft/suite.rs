@@ -22,7 +22,7 @@ use crate::wal::{Recovered, Wal, WalConfig, WalIdentity};
 
 /// Everything simulated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct SimEnv;
+pub(crate) struct SimEnv;
 
 impl Env for SimEnv {
     type Rt = SimRt;

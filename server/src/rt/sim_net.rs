@@ -1,7 +1,9 @@
 //! The simulated network: byte streams between domains, with delay, cuts and crashes.
 //!
 //! A link is one direction between two domains. What is sent into a **cut** link is not lost but
-//! late, as TCP makes of it: it arrives after the link heals. A **break** resets the streams.
+//! late, as TCP makes of it: it arrives after the link heals. A **break** resets the streams; what
+//! was under way is gone, or, where it is **held**, reaches the side that accepted much later, when
+//! the other side has long turned to another stream. A **clogged** link passes few bytes a second.
 //! Killing a domain resets its streams as a dying process's kernel does; after `power_off` its
 //! peers hear nothing until it is back.
 //!
@@ -70,9 +72,18 @@ struct Inner {
 struct State {
     cuts: BTreeSet<(DomainId, DomainId)>,
     delays: BTreeMap<(DomainId, DomainId), (Duration, Duration)>,
+    clogs: BTreeMap<(DomainId, DomainId), Clog>,
+    refusing: BTreeSet<DomainId>,
     off: BTreeSet<DomainId>,
     listeners: BTreeMap<String, Listening>,
     streams: Vec<Weak<Stream>>,
+}
+
+/// A link that passes few bytes a second.
+struct Clog {
+    bytes_per_second: u64,
+    /// When it has passed everything that was sent so far.
+    free_ns: u64,
 }
 
 /// An address stays its machine's when nobody listens there.
@@ -152,13 +163,65 @@ impl SimNet {
         self.inner.state.borrow_mut().delays.clear();
     }
 
+    /// From now on the link passes only so many bytes a second.
+    pub fn clog(&self, from: DomainId, to: DomainId, bytes_per_second: u64) {
+        assert!(bytes_per_second > 0, "a link that passes nothing is cut");
+        let clog = Clog { bytes_per_second, free_ns: 0 };
+        self.inner.state.borrow_mut().clogs.insert((from, to), clog);
+    }
+
+    /// The link passes everything again, and what waits in it at once.
+    pub fn unclog(&self, from: DomainId, to: DomainId) {
+        if self.inner.state.borrow_mut().clogs.remove(&(from, to)).is_some() {
+            for stream in self.streams() {
+                stream.link_unclogged(from, to);
+            }
+            self.tell();
+        }
+    }
+
+    /// Unclogs every link.
+    pub fn unclog_all(&self) {
+        let clogs: Vec<_> = self.inner.state.borrow().clogs.keys().copied().collect();
+        for (from, to) in clogs {
+            self.unclog(from, to);
+        }
+    }
+
+    /// From now on every connect to `domain` is refused, or none.
+    pub fn refuse(&self, domain: DomainId, refuse: bool) {
+        let mut state = self.inner.state.borrow_mut();
+        if refuse {
+            state.refusing.insert(domain);
+        } else {
+            state.refusing.remove(&domain);
+        }
+    }
+
     /// Resets every stream between the two domains.
     pub fn break_streams(&self, one: DomainId, other: DomainId) {
-        for stream in self.streams() {
-            if stream.joins(one, other) {
-                stream.reset_both();
-            }
-        }
+        self.of_pair(one, other).iter().for_each(|stream| stream.reset_both());
+    }
+
+    /// The same, and what was sent and has not arrived never will.
+    pub fn lose_streams(&self, one: DomainId, other: DomainId) {
+        self.of_pair(one, other).iter().for_each(|stream| stream.lose());
+    }
+
+    /// Resets every stream between the two domains at the side that connected. What that side sent
+    /// before reaches the other one up to `max` later, and then the reset. Returns how many streams
+    /// had bytes on the way.
+    pub fn hold_streams(&self, one: DomainId, other: DomainId, max: Duration) -> usize {
+        let max_ns = max.as_nanos() as u64;
+        let streams = self.of_pair(one, other);
+        let hold = |stream: &&Rc<Stream>| stream.hold(self.world().rng().below(max_ns + 1));
+        streams.iter().filter(hold).count()
+    }
+
+    fn of_pair(&self, one: DomainId, other: DomainId) -> Vec<Rc<Stream>> {
+        let mut streams = self.streams();
+        streams.retain(|stream| stream.joins(one, other));
+        streams
     }
 
     /// The machine goes silent: kill its domain next, and its peers learn nothing of it.
@@ -203,6 +266,16 @@ impl SimNet {
         let spread_ns = max.saturating_sub(min).as_nanos() as u64;
         let delay_ns = min.as_nanos() as u64 + self.world().rng().below(spread_ns + 1);
         self.world().now_ns() + delay_ns
+    }
+
+    /// The same for so many bytes, which take their turn in a clogged link.
+    fn arrival_of_ns(&self, from: DomainId, to: DomainId, len: usize) -> u64 {
+        let (arrival_ns, now_ns) = (self.arrival_ns(from, to), self.world().now_ns());
+        let mut state = self.inner.state.borrow_mut();
+        let Some(clog) = state.clogs.get_mut(&(from, to)) else { return arrival_ns };
+        let passing_ns = len as u64 * 1_000_000_000 / clog.bytes_per_second;
+        clog.free_ns = clog.free_ns.max(now_ns) + passing_ns;
+        arrival_ns + (clog.free_ns - now_ns)
     }
 
     /// Where to split a write of `len` bytes, if at all.
@@ -253,7 +326,9 @@ impl SimHost {
 
     fn offer(&self, addr: &str, end: End) -> io::Result<()> {
         let state = self.net.inner.state.borrow();
-        let incoming = state.listeners.get(addr).and_then(|listening| listening.incoming.clone());
+        let listening = state.listeners.get(addr);
+        let listening = listening.filter(|listening| !state.refusing.contains(&listening.domain));
+        let incoming = listening.and_then(|listening| listening.incoming.clone());
         drop(state);
         let accepted = incoming.is_some_and(|incoming| incoming.try_send(end).is_ok());
         if accepted { Ok(()) } else { Err(io::ErrorKind::ConnectionRefused.into()) }

@@ -13,6 +13,7 @@ use leasehold_protocol::error::{ErrorClass, ErrorCode};
 use leasehold_protocol::event::{Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, Number, Token};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 use openraft::AsyncRuntime;
 
 use super::{Shard, TIMEOUT_MS_DEFAULT};
@@ -250,7 +251,10 @@ impl<E: Env> Shard<E> {
     }
 
     fn propose_expiry(self: &Rc<Self>, leadership: Leadership, lease: LeaseId) {
-        self.leases.borrow_mut().mark_expiring(lease);
+        // Planted (G1, G3): a renewal is acknowledged while the lease's end is on its way.
+        if !planted!("renewed-while-expiring") {
+            self.leases.borrow_mut().mark_expiring(lease);
+        }
         let shard = Rc::clone(self);
         self.propose_internal(leadership, Command::Expire { lease }, move |outcome| {
             if definitely_refused(outcome.err()) && shard.leads() == Some(leadership) {
@@ -297,7 +301,10 @@ pub async fn run_wheel<E: Env>(wheel: CoreWheel, shards: Vec<Rc<Shard<E>>>, cloc
         E::Rt::sleep(tick).await;
         let now = clock.now();
         let late = now.since(planned);
-        if late >= STALL_MIN {
+        // Planted (G3): the time in which the leader was stopped is held against its clients.
+        if planted!("stall-charged-to-clients") {
+            was_late = true;
+        } else if late >= STALL_MIN {
             for shard in &shards {
                 shard.stalled(late);
             }

@@ -76,6 +76,10 @@ impl<E: Env> Shard<E> {
                 own.map_or(Ok(()), |own| self.check_ttl(own.ttl_ms))?;
                 key
             }
+            Command::Convert { key, mode, .. } => {
+                check_mode(*mode)?;
+                key
+            }
             Command::Release { key, .. } | Command::ReleaseOwn { key, .. } => key,
             Command::ForceRelease { key, who, why, .. } => {
                 check_label(who)?;

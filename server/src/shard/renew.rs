@@ -10,6 +10,7 @@ use std::rc::Rc;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::limits::RENEW_BATCH_MAX;
+use leasehold_protocol::planted;
 use leasehold_protocol::reply::{RenewReply, RenewResult, Reply};
 use leasehold_protocol::request::{RenewItem, RenewRequest, Request};
 use openraft::AsyncRuntime;
@@ -26,6 +27,12 @@ impl<E: Env> Shard<E> {
             return to.error(ErrorCode::TOO_MANY_ITEMS, NodeId(0));
         }
         let Some(leadership) = self.leads() else {
+            // Planted (G3): a node that lags behind says which leases are dead.
+            if planted!("dead-lease-from-a-lagging-apply")
+                && request.items.iter().all(|item| self.state.borrow().lease(item.lease).is_none())
+            {
+                return to.send(&Reply::Renewed(self.extend(&request.items)));
+            }
             if let Some(leader) = self.elsewhere(origin) {
                 let timeout_ms = request.timeout_ms;
                 return self.forward(leader, Request::Renew(request), timeout_ms, to);
@@ -35,7 +42,13 @@ impl<E: Env> Shard<E> {
         let Some(room) = self.room() else { return self.busy(&to) };
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move {
-            match shard.confirmed(leadership, request.timeout_ms).await {
+            // Planted (G1, G3): who was deposed and does not know it yet still renews.
+            let confirmed = if planted!("deposed-leader-renews") {
+                Ok(())
+            } else {
+                shard.confirmed(leadership, request.timeout_ms).await
+            };
+            match confirmed {
                 Ok(()) => to.send(&Reply::Renewed(shard.extend(&request.items))),
                 Err(code) => to.error(code, shard.leader()),
             }

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::planted;
 
 use super::record::Blob;
 
@@ -111,7 +112,8 @@ impl Checkpoint {
 impl ShardState {
     fn blobs(&self) -> [(u32, Option<&Blob>); 4] {
         [
-            (HAS_VOTE, self.vote.as_ref()),
+            // Planted (G5): the vote of a shard that is quiet goes with its segment.
+            (HAS_VOTE, self.vote.as_ref().filter(|_| !planted!("checkpoint-forgets-votes"))),
             (HAS_PURGED, self.purged.as_ref().map(|(_, log_id)| log_id)),
             (HAS_COMMITTED, self.committed.as_ref()),
             (HAS_SNAPSHOT, self.snapshot.as_ref()),

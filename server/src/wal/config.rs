@@ -52,11 +52,6 @@ impl WalConfig {
         usize::try_from(self.segment_len / 4).unwrap_or(usize::MAX)
     }
 
-    /// Bytes of older segments' entries that recovery copies forward at most.
-    pub(crate) fn carry_len_max(&self) -> u64 {
-        self.segment_len / 4
-    }
-
     /// Every problem, one a line; empty if there is none.
     pub fn validate(&self) -> Vec<String> {
         let mut problems = Vec::new();

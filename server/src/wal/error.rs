@@ -87,6 +87,27 @@ impl WalError {
     }
 }
 
+/// What the last crash left at the end of the log: records of a flush that never completed, none of
+/// which was acknowledged. They were cut off, which is no error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TornTail {
+    /// The segment.
+    pub file: String,
+    /// Where the log now ends, in bytes.
+    pub offset: u64,
+    /// Number of the first record that was cut off.
+    pub seq: u64,
+    /// Bytes that were cut off.
+    pub len: u64,
+}
+
+impl fmt::Display for TornTail {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, offset, seq, len } = self;
+        write!(f, "record {seq} at offset {offset} of {file}: {len} bytes of an unfinished flush")
+    }
+}
+
 /// The one failure that ended a log: first come, kept for ever.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use leasehold_protocol::ids::ShardId;
 
 use super::config::{WalConfig, WalIdentity};
-use super::error::{Failure, WalFailed};
+use super::error::{Failure, TornTail, WalFailed};
 use super::ledger::Ledger;
 use super::metrics::{Counters, WalMetrics};
 use super::signal::Signal;
@@ -31,6 +31,8 @@ pub(crate) struct Inner<E: Env> {
     pub(crate) ledger: RefCell<Ledger>,
     pub(crate) spares: RefCell<Spares<<E::Disk as Disk>::Segment>>,
     pub(crate) counters: RefCell<Counters>,
+    /// What was cut off when the log was opened.
+    pub(crate) torn_tail: Option<TornTail>,
     failure: RefCell<Option<Arc<Failure>>>,
     pub(crate) on_pin: RefCell<Option<OnPin>>,
     pub(crate) closing: Cell<bool>,
@@ -62,6 +64,7 @@ impl<E: Env> Inner<E> {
             salts: RefCell::new(salts),
             ledger: RefCell::new(ledger),
             spares: RefCell::new(spares),
+            torn_tail: None,
             failure: RefCell::new(None),
             on_pin: RefCell::new(None),
             closing: Cell::new(false),

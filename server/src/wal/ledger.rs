@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::planted;
 
 use super::checkpoint::{Checkpoint, ShardState};
 use super::header::Cut;
@@ -166,7 +167,8 @@ impl Ledger {
     /// needed that is reached through it. Deleting oldest first keeps "a base is missing, yet
     /// something older is there" a proof of loss.
     pub(crate) fn deletable(&self) -> Option<u64> {
-        if !self.opening_durable {
+        // Planted (G5): old segments go before what replaces them is durable.
+        if !self.opening_durable && !planted!("segment-deleted-too-early") {
             return None;
         }
         let needed_min = self.segments.iter().find(|(_, segment)| !segment.live.is_empty());

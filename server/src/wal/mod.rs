@@ -24,6 +24,8 @@ mod flush;
 #[cfg(test)]
 mod golden;
 mod header;
+#[cfg(test)]
+mod hostile;
 mod inner;
 mod ledger;
 mod metrics;
@@ -46,7 +48,7 @@ use leasehold_protocol::ids::ShardId;
 use openraft::AsyncRuntime;
 
 pub use self::config::{BLOB_LEN_MAX, WalConfig, WalIdentity};
-pub use self::error::{Failure, WalError, WalFailed};
+pub use self::error::{Failure, TornTail, WalError, WalFailed};
 pub use self::metrics::WalMetrics;
 
 use self::checkpoint::ShardState;
@@ -103,6 +105,11 @@ impl<E: Env> Wal<E> {
     /// A shard's part of the log.
     pub fn shard(&self, shard: ShardId) -> WalShard<E> {
         WalShard { inner: self.inner.clone(), shard }
+    }
+
+    /// What was cut off the log's end when it was opened, if anything was.
+    pub fn torn_tail(&self) -> Option<&TornTail> {
+        self.inner.torn_tail.as_ref()
     }
 
     /// The failure that ended the log, if one did. The node must then exit with its own code.

@@ -21,17 +21,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::planted;
 
 use super::checkpoint::Checkpoint;
 use super::config::{WalConfig, WalIdentity};
 use super::error::{Failure, WalError, WalFailed};
-use super::header::{Cut, segment_name};
+use super::header::{Cut, HEADER_LEN, segment_name};
 use super::inner::Inner;
 use super::ledger::Ledger;
-use super::record::{Blob, Op};
+use super::record::{Blob, Op, SEAL_LEN};
 use super::replay::Replay;
 use super::spares::{Spares, make_segment};
-use super::survey::{Survey, load};
+use super::survey::{Loaded, Survey, load};
 use super::writer::Writer;
 use crate::env::{Disk, Env};
 
@@ -60,12 +61,17 @@ pub(crate) async fn open<E: Env>(
         return Err(WalError::Config(problems));
     }
     let survey = Survey::take(&disk, &identity, config.segment_len).await?;
-    let (Replay { mut ledger, entries }, head) = load(&disk, &survey).await?;
-    if head.number != 0 {
+    let Loaded { replay, head, torn_tail } = load(&disk, &survey).await?;
+    let Replay { mut ledger, entries } = replay;
+    if let Some(torn_tail) = &torn_tail {
+        tracing::warn!(core = identity.core, "the WAL is cut at {torn_tail}, never acknowledged");
+    }
+    // Planted (G5): what was read may sit in a cache, and be gone after the next crash.
+    if head.number != 0 && !planted!("recovery-without-sync") {
         let name = segment_name(head.number);
         disk.sync_file(&name).await.map_err(|source| WalError::io("sync", &name, source))?;
     }
-    let carry = Carry::choose(&ledger, &entries, config.carry_len_max());
+    let carry = Carry::choose(&ledger, &entries, carry_len_max(&ledger, config.segment_len));
     let kept = ledger.segments_up_to(carry.base.number);
     let kept_max = config.segments_max + SEGMENTS_RESERVE;
     if kept >= kept_max {
@@ -73,9 +79,19 @@ pub(crate) async fn open<E: Env>(
     }
     let (blank, spares) = take_blank(&disk, &survey, config.segment_len).await?;
     survey.void_segments(&ledger).for_each(|number| ledger.add_void_segment(number));
-    let inner = Rc::new(Inner::<E>::new(config, identity, disk, salts, ledger, spares));
+    let mut inner = Inner::<E>::new(config, identity, disk, salts, ledger, spares);
+    inner.torn_tail = torn_tail;
+    let inner = Rc::new(inner);
     let writer = begin(&inner, blank, head, &carry, &entries).await.map_err(failed)?;
     Ok(Opened { inner, writer, entries })
+}
+
+/// Bytes of older segments' entries that are copied forward at most: a quarter of a segment, less if
+/// the checkpoint leaves less room beside itself and a seal.
+fn carry_len_max(ledger: &Ledger, segment_len: u64) -> u64 {
+    let checkpoint = Op::Checkpoint(Checkpoint { carried: 0, shards: ledger.shards().clone() });
+    let taken = HEADER_LEN + checkpoint.stored_len() + SEAL_LEN;
+    segment_len.saturating_sub(taken).min(segment_len / 4)
 }
 
 fn failed(failure: Failure) -> WalError {
@@ -96,7 +112,7 @@ async fn begin<E: Env>(
     writer.store_opening(checkpoint)?;
     for (shard, index, payload) in carry.entries(entries) {
         let op = Op::Entry { index, payload: payload.clone() };
-        assert!(writer.fits(&op), "half of a segment holds a quarter and the checkpoint");
+        assert!(writer.fits(&op), "what is carried fits beside the checkpoint");
         writer.store(shard, op);
     }
     writer.sync().await?;

@@ -6,8 +6,10 @@
 use std::collections::BTreeMap;
 
 use super::config::WalIdentity;
-use super::error::WalError;
-use super::header::{Cut, FirstPage, HEADER_LEN, Header, segment_name, segment_number};
+use super::error::{TornTail, WalError};
+use super::header::{
+    COUNTER_MAX, Cut, FirstPage, HEADER_LEN, Header, segment_name, segment_number,
+};
 use super::ledger::Ledger;
 use super::replay::Replay;
 use super::scan::{Scan, scan};
@@ -130,35 +132,49 @@ fn check_identity(file: &str, expected: &WalIdentity, found: &WalIdentity) -> Re
 fn check_links(file: &str, number: u64, header: &Header) -> Result<(), WalError> {
     let renamed = header.number != number;
     let backwards = header.prev.number < number && header.base.number <= header.prev.number;
-    if !renamed && backwards {
+    let counts = [header.first_seq, header.prev.next_seq, header.base.next_seq];
+    if !renamed && backwards && counts.iter().all(|count| *count <= COUNTER_MAX) {
         return Ok(());
     }
     Err(WalError::Damaged {
         file: file.to_owned(),
         offset: 0,
         reason: format!(
-            "its header says segment {} after {} and {}",
-            header.number, header.prev.number, header.base.number
+            "its header says segment {} with record {} after {} and {}",
+            header.number, header.first_seq, header.prev.number, header.base.number
         ),
     })
 }
 
-/// Reads the segments that count. Returns the state and where the log ends.
-pub(crate) async fn load<D: Disk>(disk: &D, survey: &Survey) -> Result<(Replay, Cut), WalError> {
+/// What the segments that count add up to.
+#[derive(Default)]
+pub(crate) struct Loaded {
+    pub(crate) replay: Replay,
+    /// Where the log ends.
+    pub(crate) head: Cut,
+    /// What is behind that end and was never whole.
+    pub(crate) torn_tail: Option<TornTail>,
+}
+
+/// Reads the segments that count.
+pub(crate) async fn load<D: Disk>(disk: &D, survey: &Survey) -> Result<Loaded, WalError> {
     let mut replay = Replay::default();
     let Some((_, newest)) = survey.headers.last_key_value() else {
-        return Ok((replay, Cut::default()));
+        return Ok(Loaded::default());
     };
     let newest_scan = scan_segment(disk, newest, None).await?;
     // An opening that is not all there was never relied on: the log still ends where it did.
     let whole = newest_scan.opening_len().is_some();
-    let top = if whole {
-        Cut { number: newest.number, end: newest_scan.end, next_seq: newest_scan.next_seq }
+    let (head, torn_tail) = if whole {
+        let Scan { end, next_seq, torn_len, .. } = newest_scan;
+        let file = segment_name(newest.number);
+        let torn_tail = TornTail { file, offset: end, seq: next_seq, len: torn_len };
+        (Cut { number: newest.number, end, next_seq }, (torn_len > 0).then_some(torn_tail))
     } else {
-        newest.prev
+        (newest.prev, None)
     };
     let mut newest_scan = whole.then_some(newest_scan);
-    for (header, cut) in chain(survey, top)?.into_iter().rev() {
+    for (header, cut) in chain(survey, head)?.into_iter().rev() {
         let scan = match newest_scan.take_if(|_| header.number == newest.number) {
             Some(scan) => scan,
             None => scan_segment(disk, header, Some(cut)).await?,
@@ -169,7 +185,7 @@ pub(crate) async fn load<D: Disk>(disk: &D, survey: &Survey) -> Result<(Replay, 
         replay.add(header, scan)?;
     }
     replay.check_complete()?;
-    Ok((replay, top))
+    Ok(Loaded { replay, head, torn_tail })
 }
 
 /// The segments that count, newest first, each with where it ends.

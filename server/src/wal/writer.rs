@@ -6,6 +6,7 @@
 use std::rc::Rc;
 
 use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::planted;
 use openraft::AsyncRuntime;
 use openraft_rt::Instant;
 
@@ -84,6 +85,10 @@ impl<E: Env> Writer<E> {
     pub(crate) fn store(&mut self, shard: ShardId, op: Op) {
         let len = op.stored_len();
         assert!(self.offset + len <= self.segment.len(), "the caller checks that it fits");
+        // Planted (G8): a record says that it is durable itself, so a torn tail looks like damage.
+        if planted!("durable-seq-at-staging") {
+            self.durable_seq = self.next_seq;
+        }
         let record = Record { shard, seq: self.next_seq, durable_seq: self.durable_seq, op };
         let (head, body) = record.encode(self.salt);
         self.segment.store(self.offset, &head);
@@ -153,7 +158,11 @@ async fn timed_sync<E: Env>(
     range: std::ops::Range<u64>,
 ) -> Result<(), Failure> {
     let start = <E::Rt as AsyncRuntime>::Instant::now();
-    let synced = segment.sync().await;
+    let mut synced = segment.sync().await;
+    // Planted (G5): the second sync succeeds, because the kernel has dropped the pages.
+    if planted!("failed-sync-retried") && synced.is_err() {
+        synced = segment.sync().await;
+    }
     synced.map_err(|error| Failure::new("sync", &segment_name(number), &error))?;
     inner.counters.borrow_mut().synced(range.start, range.end, start.elapsed());
     Ok(())

@@ -1,206 +1,184 @@
 //! What goes wrong, when, and for how long: a random schedule drawn from the seed.
+//!
+//! A run has some kinds of faults and not others, each with a weight of its own: faults that never
+//! leave each other room hide what only one of them would show.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use leasehold_server::rt::sim::{DomainId, SimRt};
+use leasehold_server::rt::sim::{DomainId, SimRng, SimRt};
 use openraft_rt::AsyncRuntime;
 
-use crate::cluster::{Cluster, Death, Machine};
-use crate::params::draw_rate_ppm;
+use crate::cluster::Cluster;
+use crate::inject::Injector;
 
 /// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Fault {
+pub(crate) enum Fault {
     Kill,
     KillLeader,
+    KillAll,
+    /// At any await of the node, in its start too.
     KillBetweenSteps,
     LosePower,
+    LosePowerBetweenSteps,
     LosePowerEverywhere,
     Stun,
     StunLeader,
+    /// Stunned with a clock that stands still meanwhile.
+    FreezeNode,
     Isolate,
     IsolateLeader,
+    IsolateLeaderWithClient,
+    IsolateAll,
+    /// Two sides that share only one node.
+    Bridge,
     CutOneWay,
     CutPair,
     BreakStreams,
+    /// A cut, and then all that stood in it is gone.
+    LoseStreams,
+    /// Streams break at one end, and what was sent arrives seconds later.
+    HoldStreams,
+    RefuseConnects,
     SlowLink,
+    ClogLink,
+    SlowDisk,
+    /// EIO in one of the next writes, syncs or makings of files.
+    FailDisk,
+    /// ENOSPC.
+    FillDisk,
+    /// A disk is replaced by an empty one.
+    WipeDisk,
+    Transfer,
+    Snapshot,
     ChangeRate,
     StepWall,
     KillClient,
     StunClient,
+    /// These break the clock model (G3): see `Swarm::clocks_lie`.
+    FreezeClient,
+    JumpNode,
+    JumpClient,
 }
 
-const FAULTS: [Fault; 17] = [
-    Fault::Kill,
-    Fault::KillLeader,
-    Fault::KillBetweenSteps,
-    Fault::LosePower,
-    Fault::LosePowerEverywhere,
-    Fault::Stun,
-    Fault::StunLeader,
-    Fault::Isolate,
-    Fault::IsolateLeader,
-    Fault::CutOneWay,
-    Fault::CutPair,
-    Fault::BreakStreams,
-    Fault::SlowLink,
-    Fault::ChangeRate,
-    Fault::StepWall,
-    Fault::KillClient,
-    Fault::StunClient,
-];
+impl Fault {
+    /// All kinds with how often they come compared to others.
+    const WEIGHTS: [(Self, u64); 36] = [
+        (Self::Kill, 2),
+        (Self::KillLeader, 3),
+        (Self::KillAll, 1),
+        (Self::KillBetweenSteps, 5),
+        (Self::LosePower, 3),
+        (Self::LosePowerBetweenSteps, 4),
+        (Self::LosePowerEverywhere, 2),
+        (Self::Stun, 2),
+        (Self::StunLeader, 3),
+        (Self::FreezeNode, 2),
+        (Self::Isolate, 2),
+        (Self::IsolateLeader, 3),
+        (Self::IsolateLeaderWithClient, 3),
+        (Self::IsolateAll, 1),
+        (Self::Bridge, 3),
+        (Self::CutOneWay, 3),
+        (Self::CutPair, 2),
+        (Self::BreakStreams, 2),
+        (Self::LoseStreams, 2),
+        (Self::HoldStreams, 4),
+        (Self::RefuseConnects, 2),
+        (Self::SlowLink, 2),
+        (Self::ClogLink, 2),
+        (Self::SlowDisk, 3),
+        (Self::FailDisk, 3),
+        (Self::FillDisk, 2),
+        (Self::WipeDisk, 2),
+        (Self::Transfer, 3),
+        (Self::Snapshot, 2),
+        (Self::ChangeRate, 1),
+        (Self::StepWall, 1),
+        (Self::KillClient, 2),
+        (Self::StunClient, 2),
+        (Self::FreezeClient, 4),
+        (Self::JumpNode, 4),
+        (Self::JumpClient, 4),
+    ];
 
-/// Faults that happened, by kind.
-#[derive(Debug, Default)]
-pub(crate) struct Tally {
-    counts: BTreeMap<Fault, u64>,
+    pub(crate) const ALL: [Self; 36] = {
+        let mut all = [Self::Kill; 36];
+        let mut index = 0;
+        while index < all.len() {
+            all[index] = Self::WEIGHTS[index].0;
+            index += 1;
+        }
+        all
+    };
+
+    /// True if it breaks the clock model, so that only what no clock decides can hold.
+    fn is_lie(self) -> bool {
+        matches!(self, Self::FreezeClient | Self::JumpNode | Self::JumpClient)
+    }
 }
 
-impl Tally {
-    pub(crate) fn total(&self) -> u64 {
-        self.counts.values().sum()
+/// The kinds of one run.
+#[derive(Clone, Debug)]
+pub(crate) struct Swarm {
+    weights: Vec<(Fault, u64)>,
+    /// Clocks may do what no real one does: G1 and G3 are not judged, everything else is.
+    pub(crate) clocks_lie: bool,
+}
+
+impl Swarm {
+    pub(crate) fn draw(rng: &SimRng) -> Self {
+        let clocks_lie = rng.chance(120);
+        let share = 250 + rng.below(600);
+        let drawn = Fault::WEIGHTS.map(|(fault, weight)| {
+            let chosen = rng.chance(share) || fault.is_lie();
+            let weight = weight * (1 + rng.below(3));
+            (fault, if chosen && (clocks_lie || !fault.is_lie()) { weight } else { 0 })
+        });
+        let mut weights: Vec<_> = drawn.into_iter().filter(|(_, weight)| *weight > 0).collect();
+        if weights.is_empty() {
+            weights.push((Fault::KillLeader, 1));
+        }
+        Self { weights, clocks_lie }
     }
 
-    pub(crate) fn text(&self) -> String {
-        let each: Vec<_> =
-            self.counts.iter().map(|(fault, count)| format!("{fault:?} {count}")).collect();
-        each.join(", ")
+    fn choose(&self, rng: &SimRng) -> Fault {
+        let total = self.weights.iter().map(|(_, weight)| weight).sum();
+        let mut left = rng.below(total);
+        for (fault, weight) in &self.weights {
+            if left < *weight {
+                return *fault;
+            }
+            left -= weight;
+        }
+        unreachable!("the weights add up to the total")
     }
 }
 
 /// Lets faults happen for the length of the storm, then takes all of them back.
-pub(crate) async fn storm(
-    cluster: &Rc<Cluster>,
-    clients: &[DomainId],
-    storm: Duration,
-    pause_max: Duration,
-) -> Tally {
+pub(crate) async fn storm(cluster: &Rc<Cluster>, clients: &[DomainId], swarm: &Swarm) {
     let world = cluster.world.clone();
-    let mut tally = Tally::default();
+    let params = &cluster.params;
     let over = Rc::new(Cell::new(false));
-    let end_ns = world.now_ns() + storm.as_nanos() as u64;
+    let injector = Injector::new(cluster, clients, &over);
+    let end_ns = world.now_ns() + params.storm.as_nanos() as u64;
     while world.now_ns() < end_ns {
-        SimRt::sleep(up_to(cluster, pause_max)).await;
-        let fault = FAULTS[world.rng().below(FAULTS.len() as u64) as usize];
-        inject(cluster, clients, fault, &over);
-        *tally.counts.entry(fault).or_default() += 1;
+        let pause_ns = world.rng().below(params.fault_pause_max.as_nanos() as u64 + 1);
+        SimRt::sleep(Duration::from_nanos(pause_ns)).await;
+        let fault = swarm.choose(world.rng());
+        if injector.inject(fault) {
+            cluster.coverage.count(fault);
+        }
     }
     over.set(true);
+    cluster.timeline.note("the storm is over".to_owned());
     cluster.net.heal_all();
     cluster.net.reset_delays();
-    tally
-}
-
-fn up_to(cluster: &Cluster, max: Duration) -> Duration {
-    Duration::from_nanos(cluster.world.rng().below(max.as_nanos() as u64 + 1))
-}
-
-fn any(cluster: &Cluster) -> Rc<Machine> {
-    let index = cluster.world.rng().below(cluster.machines.len() as u64);
-    cluster.machines[index as usize].clone()
-}
-
-fn leader(cluster: &Cluster) -> Rc<Machine> {
-    cluster.leader().unwrap_or_else(|| any(cluster))
-}
-
-/// A while, mostly short, now and then well past an election.
-fn spell(cluster: &Cluster) -> Duration {
-    let max_ms = if cluster.world.rng().chance(250) { 4_000 } else { 600 };
-    up_to(cluster, Duration::from_millis(max_ms))
-}
-
-fn inject(cluster: &Rc<Cluster>, clients: &[DomainId], fault: Fault, over: &Rc<Cell<bool>>) {
-    let world = &cluster.world;
-    let spell = spell(cluster);
-    match fault {
-        Fault::Kill => cluster.crash(&any(cluster), Death::Killed, spell),
-        Fault::KillLeader => cluster.crash(&leader(cluster), Death::Killed, spell),
-        Fault::KillBetweenSteps => {
-            cluster.crash_soon(&any(cluster), world.rng().below(300), spell);
-        }
-        Fault::LosePower => cluster.crash(&any(cluster), Death::PowerLost, spell),
-        Fault::LosePowerEverywhere => {
-            for machine in &cluster.machines {
-                cluster.crash(machine, Death::PowerLost, spell);
-            }
-        }
-        Fault::Stun => world.stun(any(cluster).domain, spell),
-        Fault::StunLeader => world.stun(leader(cluster).domain, spell),
-        Fault::Isolate => isolate(cluster, &any(cluster), spell, over),
-        Fault::IsolateLeader => isolate(cluster, &leader(cluster), spell, over),
-        Fault::CutOneWay => {
-            let (from, to) = pair(cluster, clients);
-            cut(cluster, vec![(from, to)], spell, over);
-        }
-        Fault::CutPair => {
-            let (one, other) = pair(cluster, clients);
-            cut(cluster, vec![(one, other), (other, one)], spell, over);
-        }
-        Fault::BreakStreams => {
-            let (one, other) = pair(cluster, clients);
-            cluster.net.break_streams(one, other);
-        }
-        Fault::SlowLink => {
-            let (from, to) = pair(cluster, clients);
-            let min = up_to(cluster, Duration::from_millis(40));
-            cluster.net.set_delay(from, to, min, min * 3);
-        }
-        Fault::ChangeRate => world.set_rate(any(cluster).domain, draw_rate_ppm(world.rng())),
-        Fault::StepWall => {
-            let by_ms = world.rng().below(7_200_000) as i64 - 3_600_000;
-            world.step_wall(any(cluster).domain, by_ms);
-        }
-        Fault::KillClient => world.kill(any_client(cluster, clients)),
-        Fault::StunClient => world.stun(any_client(cluster, clients), spell * 4),
+    cluster.net.unclog_all();
+    for machine in &cluster.machines {
+        cluster.net.refuse(machine.domain, false);
+        machine.mend_disk(cluster.params.disk);
     }
-}
-
-fn any_client(cluster: &Cluster, clients: &[DomainId]) -> DomainId {
-    clients[cluster.world.rng().below(clients.len() as u64) as usize]
-}
-
-/// Two different domains, at least one of them a node's.
-fn pair(cluster: &Cluster, clients: &[DomainId]) -> (DomainId, DomainId) {
-    let rng = cluster.world.rng();
-    let node = any(cluster).domain;
-    let nodes = cluster.machines.iter().map(|machine| machine.domain);
-    let others: Vec<_> =
-        nodes.chain(clients.iter().copied()).filter(|domain| *domain != node).collect();
-    let other = others[rng.below(others.len() as u64) as usize];
-    if rng.chance(500) { (node, other) } else { (other, node) }
-}
-
-/// Cuts a machine off from its peers; half the time from its clients too, who see one more node
-/// that does not answer, the other half not, who see a leader that cannot commit.
-fn isolate(cluster: &Rc<Cluster>, machine: &Machine, spell: Duration, over: &Rc<Cell<bool>>) {
-    let peers = cluster.machines.iter().map(|peer| peer.domain);
-    let peers = peers.filter(|peer| *peer != machine.domain);
-    let links = peers.flat_map(|peer| [(machine.domain, peer), (peer, machine.domain)]).collect();
-    cut(cluster, links, spell, over);
-}
-
-/// Cuts links and heals them after `spell`.
-fn cut(
-    cluster: &Rc<Cluster>,
-    links: Vec<(DomainId, DomainId)>,
-    spell: Duration,
-    over: &Rc<Cell<bool>>,
-) {
-    for (from, to) in &links {
-        cluster.net.cut(*from, *to);
-    }
-    let (cluster, over) = (cluster.clone(), over.clone());
-    drop(SimRt::spawn(async move {
-        SimRt::sleep(spell).await;
-        // At the end of the storm everything was healed at once.
-        if !over.get() {
-            for (from, to) in links {
-                cluster.net.heal(from, to);
-            }
-        }
-    }));
 }

@@ -1,8 +1,9 @@
 //! What runs on a simulated machine: the server's own stack between the sockets and the disk. WAL,
-//! peers, one Raft group, its shard with leases and forwarding, and the connections of clients.
+//! peers, the Raft groups, their shards with leases and forwarding, and the connections of clients.
 //! Only the founding of the cluster is left out: identities are given.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use futures_util::FutureExt;
@@ -28,9 +29,9 @@ use leasehold_server::shard::{FORWARD_KIND, Origin, Shard, ShardCore, run_wheel}
 use leasehold_server::wal::{Recovered, Wal, WalConfig, WalIdentity};
 use openraft_rt::AsyncRuntime;
 
+use crate::coverage::{Coverage, Seen};
 use crate::history::Violations;
 use crate::ledger::Ledger;
-use crate::params::NODES;
 
 /// Everything simulated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +45,6 @@ impl Env for SimEnv {
 }
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([1; 16]);
-pub(crate) const SHARD: ShardId = ShardId(0);
 
 const TOKEN_BASE: Token = Token(1 << 20);
 const CONNECTIONS_MAX: usize = 256;
@@ -57,34 +57,58 @@ fn peer_addr(node: u64) -> String {
     format!("node{node}:7001")
 }
 
-fn disk_id(node: u64) -> DiskId {
-    DiskId([node as u8; 16])
+/// Of the node's first disk, or of the one that came in its place.
+pub(crate) fn disk_id(node: u64, wiped: bool) -> DiskId {
+    DiskId([node as u8 | u8::from(wiped) << 7; 16])
 }
 
 /// The group's members.
-pub(crate) fn members() -> std::collections::BTreeMap<u64, Member> {
+pub(crate) fn members(nodes: u64) -> BTreeMap<u64, Member> {
     let member = |node| Member {
-        disk: disk_id(node),
+        disk: disk_id(node, false),
         peer_addr: peer_addr(node),
         client_addr: client_addr(node),
     };
-    (1..=NODES).map(|node| (node, member(node))).collect()
+    (1..=nodes).map(|node| (node, member(node))).collect()
 }
 
 /// What a node is started with.
 pub(crate) struct Start {
     pub(crate) node: u64,
+    pub(crate) nodes: u64,
+    pub(crate) disk_id: DiskId,
     pub(crate) boot: u64,
     pub(crate) disk: SimDisk,
     pub(crate) host: SimHost,
+    pub(crate) shards: u32,
     pub(crate) snapshot_entries: u64,
     pub(crate) ledger: Rc<Ledger>,
     pub(crate) violations: Rc<Violations>,
+    pub(crate) coverage: Rc<Coverage>,
+    /// Ends this node's process, as a real one ends itself, for the reason given.
+    pub(crate) exit: Rc<dyn Fn(&str)>,
 }
 
 /// A running node, as the harness looks at it.
 #[derive(Clone)]
 pub(crate) struct Node {
+    pub(crate) shards: Rc<[Hosted]>,
+}
+
+impl Node {
+    pub(crate) fn shard(&self, shard: ShardId) -> &Hosted {
+        &self.shards[shard.0 as usize]
+    }
+
+    /// True if it leads any shard, as far as it knows.
+    pub(crate) fn leads(&self) -> bool {
+        self.shards.iter().any(|shard| shard.group.leadership().is_some())
+    }
+}
+
+/// One shard of a running node.
+pub(crate) struct Hosted {
+    pub(crate) id: ShardId,
     pub(crate) group: Rc<Group<SimEnv>>,
     pub(crate) state: Rc<RefCell<State>>,
 }
@@ -92,21 +116,24 @@ pub(crate) struct Node {
 /// Tells the ledger, then the shard, what was applied.
 struct Sink {
     node: u64,
+    id: ShardId,
     ledger: Rc<Ledger>,
     violations: Rc<Violations>,
+    coverage: Rc<Coverage>,
     shard: RefCell<Option<Rc<Shard<SimEnv>>>>,
 }
 
 impl ApplySink for Sink {
     fn applied(&self, state: &State, events: &[Event]) {
-        self.ledger.applied(self.node, state, events, &self.violations);
+        self.ledger.shard(self.id).applied(self.node, state, events, &self.violations);
         if let Some(shard) = &*self.shard.borrow() {
             shard.applied(events);
         }
     }
 
     fn installed(&self, state: &State) {
-        self.ledger.applied(self.node, state, &[], &self.violations);
+        self.coverage.count(Seen::SnapshotInstalled);
+        self.ledger.shard(self.id).applied(self.node, state, &[], &self.violations);
         if let Some(shard) = &*self.shard.borrow() {
             shard.installed();
         }
@@ -145,6 +172,8 @@ impl PeerService for Service {
 /// What connections see of the node.
 struct Door {
     node: u64,
+    nodes: u64,
+    shards: u32,
     router: Rc<Router<SimEnv>>,
 }
 
@@ -159,10 +188,10 @@ impl Front for Door {
             version: 0,
             cluster: CLUSTER,
             node: NodeId(self.node),
-            shards: 1,
+            shards: self.shards,
             key_hash: KEY_HASH,
             features: 0,
-            nodes: (1..=NODES).map(address).collect(),
+            nodes: (1..=self.nodes).map(address).collect(),
             leaders: self.router.leaders(),
             server_version: String::new(),
         })
@@ -176,54 +205,106 @@ impl Front for Door {
 }
 
 impl Start {
-    /// Opens what the disk holds and serves peers and clients.
-    pub(crate) async fn run(self) -> Node {
-        let (wal, recovered) = self.open_wal().await;
-        let peers = Peers::<SimEnv>::new(self.identity(), self.host.clone(), SimClock, SHARD);
-        (1..=NODES).for_each(|node| peers.set_address(NodeId(node), peer_addr(node)));
-        let state = Rc::new(RefCell::new(State::new(SHARD)));
+    /// Opens what the disk holds and serves peers and clients. Errors if a real process would end
+    /// itself instead.
+    pub(crate) async fn run(self) -> Result<Node, String> {
+        let (wal, mut recovered) = self.open_wal().await?;
+        // One core runs all shards.
+        let peers = Peers::<SimEnv>::new(self.identity(), self.host.clone(), SimClock, ShardId(0));
+        (1..=self.nodes).for_each(|node| peers.set_address(NodeId(node), peer_addr(node)));
+        self.watch_log(wal.clone());
+        let wheel = CoreWheel::new(SimClock.now());
+        let core = ShardCore {
+            shards_total: self.shards,
+            clock: SimClock,
+            wheel: wheel.clone(),
+            metrics: Metrics::new(1, 1).handle(0),
+        };
+        let mut shards = Vec::new();
+        for id in (0..self.shards).map(ShardId) {
+            let recovered = recovered.remove(&id).unwrap_or_default();
+            shards.push(self.open_shard(id, &wal, recovered, &peers, core.clone()).await?);
+        }
+        drop(SimRt::spawn(run_wheel(wheel, shards.clone(), SimClock)));
+        let pinned = shards.clone();
+        wal.on_pin(move |pinning, _bytes| {
+            let group = pinned[pinning.0 as usize].group().clone();
+            drop(SimRt::spawn(async move { group.trigger_snapshot().await }));
+        });
+        let addresses = (1..=self.nodes).map(|node| (NodeId(node), client_addr(node))).collect();
+        let cluster = (CLUSTER, self.shards);
+        let hops = Rc::new(NoHops);
+        let router = Router::new((0, 1), cluster, shards.clone(), peers.clone(), addresses, hops);
+        peers.set_service(Rc::new(Service(Rc::new(ForwardService::new(router.clone())))));
+        self.serve_peers(peers);
+        self.serve_clients(router);
+        let hosted = |shard: &Rc<Shard<SimEnv>>| Hosted {
+            id: shard.id(),
+            group: shard.group().clone(),
+            state: shard.state().clone(),
+        };
+        Ok(Node { shards: shards.iter().map(hosted).collect() })
+    }
+
+    async fn open_shard(
+        &self,
+        id: ShardId,
+        wal: &Wal<SimEnv>,
+        recovered: Recovered,
+        peers: &Rc<Peers<SimEnv>>,
+        core: ShardCore<SimEnv>,
+    ) -> Result<Rc<Shard<SimEnv>>, String> {
+        let state = Rc::new(RefCell::new(State::new(id)));
         let sink = Rc::new(Sink {
             node: self.node,
+            id,
             ledger: self.ledger.clone(),
             violations: self.violations.clone(),
+            coverage: self.coverage.clone(),
             shard: RefCell::default(),
         });
         let group = Group::open(
-            self.spec(),
-            wal.shard(SHARD),
+            self.spec(id),
+            wal.shard(id),
             recovered,
             self.disk.clone(),
             peers.clone(),
             state.clone(),
             sink.clone(),
         );
-        let group = group.await.unwrap_or_else(|error| panic!("node {}: {error}", self.node));
-        let shard = start_shard(group.clone(), state.clone(), peers.clone());
+        let group = group.await.map_err(|error| error.to_string())?;
+        self.watch_engine(id, group.clone());
+        let shard = Shard::new(id, group, state, peers.clone(), core);
         sink.shard.replace(Some(shard.clone()));
-        let addresses = (1..=NODES).map(|node| (NodeId(node), client_addr(node))).collect();
-        let hops = Rc::new(NoHops);
-        let router = Router::new((0, 1), (CLUSTER, 1), vec![shard], peers.clone(), addresses, hops);
-        peers.set_service(Rc::new(Service(Rc::new(ForwardService::new(router.clone())))));
-        self.watch_engine(group.clone());
-        self.serve_peers(peers);
-        self.serve_clients(router);
-        Node { group, state }
+        drop(SimRt::spawn(shard.clone().run_proposals()));
+        drop(SimRt::spawn(shard.clone().run_deadlines()));
+        drop(SimRt::spawn(shard.clone().run_leadership(TOKEN_BASE)));
+        Ok(shard)
     }
 
     /// An engine that stops by itself would end a real process.
-    fn watch_engine(&self, group: Rc<Group<SimEnv>>) {
-        let (node, violations) = (self.node, self.violations.clone());
+    fn watch_engine(&self, shard: ShardId, group: Rc<Group<SimEnv>>) {
+        let exit = self.exit.clone();
         drop(SimRt::spawn(async move {
             let why = group.failed().await;
-            violations.add("engine", &format!("node {node} stopped: {why}"));
+            exit(&format!("shard {shard} stopped: {why}"));
         }));
     }
 
-    async fn open_wal(&self) -> (Wal<SimEnv>, Recovered) {
+    /// So does a log that failed.
+    fn watch_log(&self, wal: Wal<SimEnv>) {
+        let exit = self.exit.clone();
+        drop(SimRt::spawn(async move {
+            let why = wal.until_failed().await;
+            exit(&format!("the log failed: {why}"));
+        }));
+    }
+
+    async fn open_wal(&self) -> Result<(Wal<SimEnv>, BTreeMap<ShardId, Recovered>), String> {
         let identity = WalIdentity {
             cluster: CLUSTER,
             node: NodeId(self.node),
-            disk: disk_id(self.node),
+            disk: self.disk_id,
             core: 0,
             cores: 1,
             boot: self.boot,
@@ -231,15 +312,14 @@ impl Start {
         let config = WalConfig { segment_len: 256 * 1024, ..WalConfig::default() };
         let salts = SimRng::new(self.boot << 8 | self.node);
         let opened = Wal::open(config, identity, self.disk.clone(), move || salts.next()).await;
-        let (wal, mut recovered) = opened.unwrap_or_else(|e| panic!("node {}: {e}", self.node));
-        (wal, recovered.remove(&SHARD).unwrap_or_default())
+        opened.map_err(|error| error.to_string())
     }
 
     fn identity(&self) -> Identity {
         Identity {
             cluster: CLUSTER,
             node: NodeId(self.node),
-            disk: disk_id(self.node),
+            disk: self.disk_id,
             boot: self.boot,
             nonce: [self.boot as u8; 16],
             secret: b"the cluster's secret".as_slice().into(),
@@ -248,11 +328,12 @@ impl Start {
         }
     }
 
-    fn spec(&self) -> GroupSpec {
+    fn spec(&self, shard: ShardId) -> GroupSpec {
         GroupSpec {
             snapshot_entries: self.snapshot_entries,
             log_keep: 2 * self.snapshot_entries,
-            ..GroupSpec::new(CLUSTER, SHARD, NodeId(self.node))
+            probe_quorum_loss: self.nodes >= 5,
+            ..GroupSpec::new(CLUSTER, shard, NodeId(self.node))
         }
     }
 
@@ -270,7 +351,8 @@ impl Start {
     fn serve_clients(&self, router: Rc<Router<SimEnv>>) {
         let mut listener = self.host.listen(&client_addr(self.node)).expect("the address is free");
         let connections = Connections::new(CONNECTIONS_MAX);
-        let door = Rc::new(Door { node: self.node, router });
+        let door =
+            Rc::new(Door { node: self.node, nodes: self.nodes, shards: self.shards, router });
         drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
         drop(SimRt::spawn(async move {
             loop {
@@ -281,24 +363,4 @@ impl Start {
             }
         }));
     }
-}
-
-fn start_shard(
-    group: Rc<Group<SimEnv>>,
-    state: Rc<RefCell<State>>,
-    peers: Rc<Peers<SimEnv>>,
-) -> Rc<Shard<SimEnv>> {
-    let wheel = CoreWheel::new(SimClock.now());
-    let core = ShardCore {
-        shards_total: 1,
-        clock: SimClock,
-        wheel: wheel.clone(),
-        metrics: Metrics::new(1, 1).handle(0),
-    };
-    let shard = Shard::new(SHARD, group, state, peers, core);
-    drop(SimRt::spawn(shard.clone().run_proposals()));
-    drop(SimRt::spawn(shard.clone().run_deadlines()));
-    drop(SimRt::spawn(shard.clone().run_leadership(TOKEN_BASE)));
-    drop(SimRt::spawn(run_wheel(wheel, vec![shard.clone()], SimClock)));
-    shard
 }

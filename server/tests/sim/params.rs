@@ -6,8 +6,8 @@ use leasehold_server::disk::sim::SimDiskConfig;
 use leasehold_server::rt::sim::{SimRng, WorldConfig};
 use leasehold_server::rt::sim_net::SimNetConfig;
 
-/// Voters of every run.
-pub(crate) const NODES: u64 = 3;
+/// Shards of a run, at most.
+const SHARDS_MAX: u64 = 4;
 
 /// A clock's rate error, at most (DESIGN, G3).
 pub(crate) const RATE_PPM_MAX: u64 = 500;
@@ -15,12 +15,20 @@ pub(crate) const RATE_PPM_MAX: u64 = 500;
 /// See the module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Params {
+    /// Voters: 1, 3 or 5.
+    pub(crate) nodes: u64,
     pub(crate) clients: u64,
     pub(crate) keys: u64,
+    /// Raft groups of every node.
+    pub(crate) shards: u32,
     /// How long faults happen.
     pub(crate) storm: Duration,
     /// The longest pause between two faults.
     pub(crate) fault_pause_max: Duration,
+    /// The shortest TTL of a session.
+    pub(crate) ttl_ms_min: u32,
+    /// By how much TTLs differ.
+    pub(crate) ttl_ms_spread: u32,
     /// The longest usual hold.
     pub(crate) hold_ms_max: u64,
     pub(crate) snapshot_entries: u64,
@@ -34,10 +42,14 @@ impl Params {
         let micros = |min, spread| Duration::from_micros(min + rng.below(spread));
         let millis = |min, spread| Duration::from_millis(min + rng.below(spread));
         Self {
-            clients: 4 + rng.below(10),
-            keys: 2 + rng.below(8),
-            storm: millis(6_000, 9_000),
-            fault_pause_max: millis(300, 3_000),
+            nodes: [1, 3, 3, 3, 3, 3, 5, 5][rng.below(8) as usize],
+            clients: 3 + rng.below(8),
+            keys: 1 + rng.below(8),
+            shards: if rng.chance(500) { 1 } else { 2 + rng.below(SHARDS_MAX - 1) as u32 },
+            storm: millis(4_000, 9_000),
+            fault_pause_max: millis(200, 2_000),
+            ttl_ms_min: 1_000 + rng.below(1_000) as u32,
+            ttl_ms_spread: 1 + rng.below(4_000) as u32,
             hold_ms_max: 1 + rng.below(60),
             snapshot_entries: 20 + rng.below(200),
             world: WorldConfig { poll_cost_max: micros(0, 15), timer_slack_max: micros(0, 1_500) },
@@ -49,15 +61,15 @@ impl Params {
             disk: SimDiskConfig {
                 sync_max: micros(50, 4_000),
                 io_max: micros(0, 500),
-                capacity: None,
+                ..SimDiskConfig::default()
             },
         }
     }
-}
 
-/// A session's TTL: short, so that leases expire within a run.
-pub(crate) fn draw_ttl_ms(rng: &SimRng) -> u32 {
-    1_500 + rng.below(4_000) as u32
+    /// A session's TTL: short, so that leases expire within a run.
+    pub(crate) fn draw_ttl_ms(&self, rng: &SimRng) -> u32 {
+        self.ttl_ms_min + rng.below(u64::from(self.ttl_ms_spread)) as u32
+    }
 }
 
 /// A clock's rate error.

@@ -41,6 +41,14 @@ impl SimDisk {
         pieces.collect()
     }
 
+    /// The device writes a piece back early, as it is now: what is stored over it later is again not
+    /// durable, this is.
+    pub fn write_back(&self, piece: &Unsynced) {
+        if let Some(file) = self.inner.names.borrow().get(&piece.name) {
+            file.borrow_mut().write_out((piece.offset, piece.len));
+        }
+    }
+
     /// Name changes since the directory was last synced.
     pub fn unsynced_names(&self) -> usize {
         self.inner.unsynced_names.borrow().len()
@@ -96,6 +104,31 @@ impl SimDisk {
         pieces.retain(|_| rng.chance(500));
         let names_kept = rng.below(self.unsynced_names() as u64 + 1) as usize;
         self.lose_power(&pieces, names_kept);
+    }
+
+    /// The disk as it is after the process dies now and the machine does not: what was written is
+    /// there, durable or not, and so are the names.
+    #[must_use]
+    pub fn image_of_kill(&self) -> Self {
+        let mut copies: BTreeMap<*const _, FileRef> = BTreeMap::new();
+        let mut copy = |names: &Names| -> Names {
+            let copied = names.iter().map(|(name, file)| {
+                let copy = copies.entry(Rc::as_ptr(file)).or_insert_with(|| {
+                    let mut copy = file.borrow().clone();
+                    copy.abandon_sync();
+                    Rc::new(copy.into())
+                });
+                (name.clone(), copy.clone())
+            });
+            copied.collect()
+        };
+        let names = copy(&self.inner.names.borrow());
+        let durable_names = copy(&self.inner.durable_names.borrow());
+        let unsynced_names = self.inner.unsynced_names.borrow().iter().map(copy).collect();
+        let image = Self::with_names(self.inner.rng.fork(), self.inner.config.get(), names);
+        *image.inner.durable_names.borrow_mut() = durable_names;
+        *image.inner.unsynced_names.borrow_mut() = unsynced_names;
+        image
     }
 
     /// The process dies, the machine does not: everything written is still to be seen, though not

@@ -36,11 +36,21 @@ struct Fault {
 pub(super) struct Faults {
     counts: BTreeMap<Io, u64>,
     planned: Vec<Fault>,
+    struck: u64,
 }
 
 impl Faults {
     pub(super) fn add(&mut self, io: Io, nth: u64, kind: io::ErrorKind) {
         self.planned.push(Fault { io, at: self.count(io) + nth, kind });
+    }
+
+    /// One more operation failed.
+    pub(super) fn count_strike(&mut self) {
+        self.struck += 1;
+    }
+
+    pub(super) fn struck(&self) -> u64 {
+        self.struck
     }
 
     pub(super) fn clear(&mut self) {
@@ -58,6 +68,7 @@ impl Faults {
         match self.planned.iter().position(|fault| fault.io == io && fault.at == now) {
             Some(planned) => {
                 let kind = self.planned.swap_remove(planned).kind;
+                self.count_strike();
                 Err(io::Error::new(kind, format!("simulated failure of {io:?} number {now}")))
             }
             None => Ok(()),

@@ -21,6 +21,7 @@ use futures_util::future::LocalBoxFuture;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId};
 use leasehold_protocol::peer::PeerIdentity;
+use leasehold_protocol::planted;
 use openraft::AsyncRuntime;
 use rand::Rng;
 
@@ -246,7 +247,9 @@ impl<E: Env> Peers<E> {
         write_body: impl FnOnce(&mut Vec<u8>),
     ) -> Result<Answer, PeerError> {
         let connection = self.connection(node, class).await?;
-        if disk.is_some_and(|disk| disk != connection.info.disk()) {
+        // Planted (G5), here and where else a disk id is compared: a wiped voter votes.
+        let foreign = disk.is_some_and(|disk| disk != connection.info.disk());
+        if foreign && !planted!("wiped-voter-votes") {
             let code = ErrorCode::FOREIGN_DISK;
             return Err(PeerError::Refused { code, message: code.text().to_owned() });
         }
@@ -277,7 +280,9 @@ impl<E: Env> Peers<E> {
     /// What a side says to an identity that proved the secret.
     fn judge(&self, other: &PeerIdentity) -> Result<(), Refusal> {
         let known = self.book.borrow().get(&other.node).and_then(|known| known.disk);
-        if let Some(known) = known.filter(|known| *known != other.disk) {
+        if let Some(known) = known.filter(|known| *known != other.disk)
+            && !planted!("wiped-voter-votes")
+        {
             let text = format!(
                 "the cluster knows node {} by the data directory {known}, not {}: a wiped or \
                  foreign directory takes no part until it is admitted",
@@ -321,5 +326,7 @@ impl<E: Env> Peers<E> {
     }
 }
 
+#[cfg(test)]
+mod hostile;
 #[cfg(test)]
 mod tests;

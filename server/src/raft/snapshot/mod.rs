@@ -298,4 +298,8 @@ impl StateReader {
 }
 
 #[cfg(test)]
+mod crash;
+#[cfg(test)]
+mod hostile;
+#[cfg(test)]
 mod tests;

@@ -18,7 +18,7 @@ impl DomainId {
 /// One part in this many is the unit of a clock's rate error.
 const PARTS: i128 = 1_000_000;
 
-/// A clock that starts anywhere and runs a little fast or slow, but never steps.
+/// A clock that starts anywhere and runs a little fast or slow.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SkewedClock {
     base_true_ns: u64,
@@ -60,7 +60,9 @@ impl SkewedClock {
 #[derive(Debug)]
 pub(super) struct Domain {
     pub(super) alive: bool,
-    pub(super) clock: SkewedClock,
+    clock: SkewedClock,
+    /// What the clock shows while it stands still, and until when it does.
+    frozen: Option<(u64, u64)>,
     /// Added to the wall clock, in milliseconds.
     pub(super) wall_offset_ms: i64,
     /// Its tasks do not run before this true time.
@@ -78,6 +80,7 @@ impl Domain {
         Self {
             alive: true,
             clock,
+            frozen: None,
             wall_offset_ms: 0,
             stunned_until_ns: 0,
             held_back: Vec::new(),
@@ -98,10 +101,57 @@ impl Domain {
         }
     }
 
-    /// The true time of `duration` from now on this domain's clock.
-    pub(super) fn true_after(&self, true_ns: u64, duration: Duration) -> u64 {
+    /// What the domain's clock shows.
+    pub(super) fn local(&self, true_ns: u64) -> u64 {
+        match self.frozen {
+            Some((local_ns, until_ns)) if true_ns < until_ns => local_ns,
+            _ => self.running_clock(u64::MAX).local(true_ns),
+        }
+    }
+
+    /// What the domain's clock shows `duration` from now.
+    pub(super) fn local_after(&self, true_ns: u64, duration: Duration) -> u64 {
         let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        self.clock.true_at(self.clock.local(true_ns).saturating_add(nanos))
+        self.local(true_ns).saturating_add(nanos)
+    }
+
+    /// The earliest true time at which the clock shows at least `local_ns`, as things are.
+    pub(super) fn true_at(&self, local_ns: u64) -> u64 {
+        self.running_clock(u64::MAX).true_at(local_ns)
+    }
+
+    /// The clock as it runs after it stood still, until `true_ns` at most.
+    fn running_clock(&self, true_ns: u64) -> SkewedClock {
+        match self.frozen {
+            Some((base_local_ns, until_ns)) => {
+                SkewedClock { base_true_ns: until_ns.min(true_ns), base_local_ns, ..self.clock }
+            }
+            None => self.clock,
+        }
+    }
+
+    /// The clock stands still until `until_ns`.
+    pub(super) fn freeze(&mut self, true_ns: u64, until_ns: u64) {
+        let before_ns = self.frozen.map_or(0, |(_, before_ns)| before_ns);
+        self.frozen = Some((self.local(true_ns), until_ns.max(before_ns)));
+    }
+
+    /// The clock stands still no more.
+    pub(super) fn thaw(&mut self, true_ns: u64) {
+        self.clock = self.running_clock(true_ns);
+        self.frozen = None;
+    }
+
+    /// From now on the clock runs at another rate; it stands still no more.
+    pub(super) fn set_rate(&mut self, true_ns: u64, rate_ppm: i32) {
+        self.thaw(true_ns);
+        self.clock = self.clock.at_rate(true_ns, rate_ppm);
+    }
+
+    /// The clock shows `by_ns` more from now on.
+    pub(super) fn jump(&mut self, true_ns: u64, by_ns: u64) {
+        self.thaw(true_ns);
+        self.clock.base_local_ns += by_ns;
     }
 }
 

@@ -203,3 +203,74 @@ fn a_stepped_wall_clock_leaves_monotonic_time_alone() {
         assert_eq!(readings[0].1, readings[1].1 + 3_600_000);
     });
 }
+
+#[test]
+fn a_frozen_domain_s_clock_and_sleeps_go_on_from_where_they_stood() {
+    for rate_ppm in [0, -500, 500] {
+        let mut rt = SimRt::new(1);
+        let world = rt.world().clone();
+        let domain = world.add_domain(Duration::ZERO, rate_ppm);
+        rt.block_on(async {
+            let task = world.spawn_in(domain, async {
+                let start = SimInstant::now();
+                SimRt::sleep(Duration::from_secs(1)).await;
+                start.elapsed()
+            });
+            SimRt::sleep(MS).await;
+            world.freeze(domain, Duration::from_secs(2));
+            world.freeze(domain, MS);
+            assert_eq!(task.await, Ok(Duration::from_secs(1)));
+            let true_ms = world.now_ns() / 1_000_000;
+            assert!((2_999..=3_001).contains(&true_ms), "{true_ms}");
+        });
+    }
+}
+
+#[test]
+fn a_kill_ends_the_freeze_of_its_domain() {
+    let mut rt = SimRt::new(1);
+    let world = rt.world().clone();
+    let domain = world.add_domain(Duration::ZERO, 0);
+    rt.block_on(async {
+        world.freeze(domain, Duration::from_secs(60));
+        SimRt::sleep(Duration::from_secs(1)).await;
+        world.kill(domain);
+        world.revive(domain);
+        let task = world.spawn_in(domain, SimRt::sleep(MS));
+        assert_eq!(SimRt::timeout(Duration::from_secs(1), task).await, Ok(Ok(())));
+    });
+}
+
+#[test]
+fn a_slowed_clock_ends_no_sleep_early() {
+    let mut rt = SimRt::new(1);
+    let world = rt.world().clone();
+    let domain = world.add_domain(Duration::ZERO, 500);
+    rt.block_on(async {
+        let task = world.spawn_in(domain, async {
+            let start = SimInstant::now();
+            SimRt::sleep(Duration::from_secs(100)).await;
+            start.elapsed()
+        });
+        SimRt::sleep(MS).await;
+        world.set_rate(domain, -500);
+        assert!(task.await.expect("alive") >= Duration::from_secs(100));
+    });
+}
+
+#[test]
+fn a_clock_that_jumped_shows_it() {
+    let mut rt = SimRt::new(1);
+    let world = rt.world().clone();
+    let domain = world.add_domain(Duration::ZERO, 0);
+    rt.block_on(async {
+        let ahead = world.clone();
+        let task = world.spawn_in(domain, async move {
+            let start = SimInstant::now();
+            ahead.jump(domain, Duration::from_secs(9));
+            SimRt::sleep(MS).await;
+            start.elapsed()
+        });
+        assert_eq!(task.await, Ok(Duration::from_secs(9) + MS));
+    });
+}

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::super::instant::TimeSource;
 use super::SimInstant;
+use super::domain::DomainId;
 use super::world::SimWorld;
 use crate::env::{Clock, MonoTime};
 
@@ -55,20 +56,23 @@ impl Timers {
 pub struct Sleep {
     world: SimWorld,
     key: TimerKey,
+    /// Whose clock it is, and what that must show at least. None is true time.
+    local: Option<(DomainId, u64)>,
 }
 
 impl Sleep {
     pub(super) fn lasting(duration: Duration) -> Self {
         let world = SimWorld::current();
-        let key = world.new_timer_after(duration);
-        Self { world, key }
+        let (local_ns, key) = world.new_timer_after(duration);
+        let local = Some((world.current_domain(), local_ns));
+        Self { world, key, local }
     }
 
     /// A sleep that no skew of the domain's clock changes, for what is outside of machines.
     pub(in super::super) fn until_true(true_ns: u64) -> Self {
         let world = SimWorld::current();
         let key = world.new_timer_at(true_ns);
-        Self { world, key }
+        Self { world, key, local: None }
     }
 
     pub(super) fn until(deadline: SimInstant) -> Self {
@@ -79,9 +83,12 @@ impl Sleep {
 impl Future for Sleep {
     type Output = ();
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         if self.world.now_ns() >= self.key.0 {
-            return Poll::Ready(());
+            // The clock may have stood still or have become slow.
+            let again = self.local.and_then(|(domain, ns)| self.world.timer_again(domain, ns));
+            let Some(key) = again else { return Poll::Ready(()) };
+            self.key = key;
         }
         self.world.timers().set(self.key, cx.waker().clone());
         Poll::Pending

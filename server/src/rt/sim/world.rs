@@ -141,9 +141,11 @@ impl SimWorld {
     /// look at `is_alive` and let nothing out.
     pub fn kill(&self, domain: DomainId) {
         assert_ne!(domain, DomainId::ROOT, "the world itself lives on");
+        let now_ns = self.now_ns();
         let killed = self.with_domain(domain, |d| {
             d.alive = false;
             d.stunned_until_ns = 0;
+            d.thaw(now_ns);
             d.fuse = None;
             d.held_back.clear();
             Rc::clone(&d.killed)
@@ -185,10 +187,26 @@ impl SimWorld {
         drop(self.spawn_in(DomainId::ROOT, end));
     }
 
-    /// From now on the domain's clock runs `rate_ppm` fast. Sleeps under way keep their end.
+    /// The same, and the machine's clock stands still meanwhile, as that of a virtual machine does
+    /// whose host pauses it. Sleeps end so much later.
+    pub fn freeze(&self, domain: DomainId, duration: Duration) {
+        self.stun(domain, duration);
+        let now_ns = self.now_ns();
+        let until_ns = now_ns + duration.as_nanos() as u64;
+        self.with_domain(domain, |d| d.freeze(now_ns, until_ns));
+    }
+
+    /// From now on the domain's clock runs `rate_ppm` fast. Sleeps under way end no earlier than
+    /// before, and never before their time on the clock.
     pub fn set_rate(&self, domain: DomainId, rate_ppm: i32) {
         let now_ns = self.now_ns();
-        self.with_domain(domain, |d| d.clock = d.clock.at_rate(now_ns, rate_ppm));
+        self.with_domain(domain, |d| d.set_rate(now_ns, rate_ppm));
+    }
+
+    /// The domain's clock jumps ahead, which no real one may do. Sleeps under way keep their end.
+    pub fn jump(&self, domain: DomainId, by: Duration) {
+        let now_ns = self.now_ns();
+        self.with_domain(domain, |d| d.jump(now_ns, by.as_nanos() as u64));
     }
 
     /// Steps the domain's wall clock, which nothing may depend on.
@@ -224,11 +242,25 @@ impl SimWorld {
         &self.inner.timers
     }
 
-    pub(super) fn new_timer_after(&self, duration: Duration) -> TimerKey {
+    /// When a sleep ends that begins now: on the running domain's clock, and in true time.
+    pub(super) fn new_timer_after(&self, duration: Duration) -> (u64, TimerKey) {
         let now_ns = self.now_ns();
-        let due_ns = self.with_domain(self.current_domain(), |d| d.true_after(now_ns, duration));
+        let (local_ns, due_ns) = self.with_domain(self.current_domain(), |d| {
+            let local_ns = d.local_after(now_ns, duration);
+            (local_ns, d.true_at(local_ns))
+        });
         let slack_ns = self.up_to(self.inner.config.timer_slack_max);
-        (due_ns.saturating_add(slack_ns), self.new_id())
+        (local_ns, (due_ns.saturating_add(slack_ns), self.new_id()))
+    }
+
+    /// Another timer for a sleep that would end before `local_ns` on its domain's clock.
+    pub(super) fn timer_again(&self, domain: DomainId, local_ns: u64) -> Option<TimerKey> {
+        let now_ns = self.now_ns();
+        let early = |d: &mut Domain| {
+            (d.local(now_ns) < local_ns).then(|| d.true_at(local_ns).max(now_ns + 1))
+        };
+        let due_ns = self.with_domain(domain, early);
+        due_ns.map(|due_ns| (due_ns, self.new_id()))
     }
 
     pub(super) fn new_timer_at(&self, true_ns: u64) -> TimerKey {
@@ -237,7 +269,7 @@ impl SimWorld {
 
     pub(super) fn local_ns(&self) -> u64 {
         let now_ns = self.now_ns();
-        self.with_domain(self.current_domain(), |d| d.clock.local(now_ns))
+        self.with_domain(self.current_domain(), |d| d.local(now_ns))
     }
 
     pub(super) fn wall_offset_ms(&self) -> i64 {

@@ -21,6 +21,8 @@ pub(super) struct Stream {
     sent: [RefCell<Sent>; 2],
     /// When side i hears that the stream is broken.
     reset_ns: [Cell<Option<u64>>; 2],
+    /// Nothing that side i sends arrives before.
+    held_ns: [Cell<u64>; 2],
     /// Side i died without a word.
     silent: [Cell<bool>; 2],
     changed: [Notify; 2],
@@ -57,6 +59,7 @@ impl Stream {
             domains: [from, to],
             sent: Default::default(),
             reset_ns: Default::default(),
+            held_ns: Default::default(),
             silent: Default::default(),
             changed: Default::default(),
         });
@@ -78,6 +81,36 @@ impl Stream {
             self.reset(side, now_ns);
         }
         self.look_again();
+    }
+
+    /// The end of both sides' hope; nothing on the way arrives.
+    pub(super) fn lose(&self) {
+        self.sent.iter().for_each(|sent| sent.borrow_mut().lose());
+        self.reset_both();
+    }
+
+    /// The side that connected is reset; what it sent is held back for `hold_ns`. True if there is
+    /// anything.
+    pub(super) fn hold(&self, hold_ns: u64) -> bool {
+        let now_ns = self.net.world().now_ns();
+        self.held_ns[0].set(now_ns + hold_ns);
+        self.resend(0);
+        self.reset(0, now_ns);
+        // After the last byte.
+        self.reset(1, self.arrival_ns(0) + 1);
+        !self.sent[0].borrow().chunks.is_empty()
+    }
+
+    /// Bytes that stood in the clogged link arrive after a usual delay.
+    pub(super) fn link_unclogged(&self, from: DomainId, to: DomainId) {
+        for side in 0..2 {
+            if (self.domains[side], self.domains[1 - side]) == (from, to) {
+                let arrival_ns = self.arrival_ns(side);
+                for chunk in &mut self.sent[side].borrow_mut().chunks {
+                    chunk.arrival_ns = chunk.arrival_ns.min(arrival_ns);
+                }
+            }
+        }
     }
 
     /// Bytes that waited at the cut start their way now; so do acknowledgements.
@@ -120,7 +153,13 @@ impl Stream {
     }
 
     fn arrival_ns(&self, side: usize) -> u64 {
-        self.net.arrival_ns(self.domains[side], self.domains[1 - side])
+        let arrival_ns = self.net.arrival_ns(self.domains[side], self.domains[1 - side]);
+        arrival_ns.max(self.held_ns[side].get())
+    }
+
+    fn arrival_of_ns(&self, side: usize, len: usize) -> u64 {
+        let (from, to) = (self.domains[side], self.domains[1 - side]);
+        self.net.arrival_of_ns(from, to, len).max(self.held_ns[side].get())
     }
 
     fn reset(&self, side: usize, at_ns: u64) {
@@ -179,7 +218,7 @@ impl Stream {
         let cut = self.net.split(len).unwrap_or(len);
         for part in [&bytes[..cut], &bytes[cut..len]] {
             if !part.is_empty() {
-                let arrival_ns = self.arrival_ns(side);
+                let arrival_ns = self.arrival_of_ns(side, part.len());
                 self.sent[side].borrow_mut().push(arrival_ns, part);
             }
         }
@@ -225,6 +264,11 @@ impl Sent {
     fn push(&mut self, arrival_ns: u64, bytes: &[u8]) {
         self.held_len += bytes.len();
         self.chunks.push_back(Chunk { arrival_ns, bytes: bytes.to_vec(), read_len: 0 });
+    }
+
+    fn lose(&mut self) {
+        let lost = self.chunks.drain(..).map(|chunk| chunk.bytes.len() - chunk.read_len);
+        self.held_len -= lost.sum::<usize>();
     }
 
     fn take_arrived(&mut self, now_ns: u64, buf: &mut [u8]) -> usize {

@@ -252,3 +252,75 @@ fn one_seed_gives_one_network() {
     assert_eq!(run(1), run(1));
     assert_ne!(run(1), run(2));
 }
+
+#[test]
+fn a_held_stream_delivers_late_what_its_lost_end_had_sent() {
+    let Pair { mut rt, net, a, b } = pair(1);
+    rt.block_on(async {
+        let ((mut reader_a, mut writer_a), (mut reader_b, mut writer_b)) = joined(&net, a, b).await;
+        writer_a.write_all(b"late").await.expect("open");
+        let start_ns = SimWorld::current().now_ns();
+        assert_eq!(net.hold_streams(a, b, Duration::from_secs(3)), 1, "its bytes are on the way");
+        let error = reader_a.read(&mut [0; 8]).await.expect_err("its own end is reset at once");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+        drop((reader_a, writer_a));
+        writer_b.write_all(b"to nobody").await.expect("b does not know yet");
+        assert_eq!(read_exactly(&mut reader_b, 4).await, b"late");
+        let late_ns = SimWorld::current().now_ns() - start_ns;
+        assert!((300_000..3_000_000_000).contains(&late_ns), "{late_ns}");
+        assert!(matches!(reader_b.read(&mut [0; 8]).await, Ok(0) | Err(_)), "and then the end");
+    });
+}
+
+#[test]
+fn a_lost_stream_delivers_nothing_more() {
+    let Pair { mut rt, net, a, b } = pair(1);
+    rt.block_on(async {
+        let ((_reader_a, mut writer_a), (mut reader_b, _writer_b)) = joined(&net, a, b).await;
+        net.cut(a, b);
+        writer_a.write_all(b"lost").await.expect("buffered");
+        net.lose_streams(b, a);
+        net.heal(a, b);
+        let error = reader_b.read(&mut [0; 8]).await.expect_err("reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn a_clogged_link_passes_few_bytes_a_second_until_it_is_free() {
+    let Pair { mut rt, net, a, b } = pair(1);
+    rt.block_on(async {
+        let ((mut reader_a, mut writer_a), (mut reader_b, mut writer_b)) = joined(&net, a, b).await;
+        let start_ns = SimWorld::current().now_ns();
+        net.clog(a, b, 1_000);
+        for _ in 0..4 {
+            writer_a.write_all(&[7; 500]).await.expect("buffered");
+        }
+        writer_b.write_all(b"the other way").await.expect("open");
+        read_exactly(&mut reader_a, 13).await;
+        assert!(SimWorld::current().now_ns() < start_ns + 1_000_000, "is not clogged");
+        read_exactly(&mut reader_b, 1_000).await;
+        let half_ns = SimWorld::current().now_ns() - start_ns;
+        assert!((1_000_000_000..1_001_000_000).contains(&half_ns), "{half_ns}");
+        net.unclog_all();
+        read_exactly(&mut reader_b, 1_000).await;
+        let rest_ns = SimWorld::current().now_ns() - start_ns - half_ns;
+        assert!(rest_ns < 1_000_000, "{rest_ns}");
+    });
+}
+
+#[test]
+fn a_refusing_machine_lets_nobody_in_and_keeps_its_streams() {
+    let Pair { mut rt, net, a, b } = pair(1);
+    rt.block_on(async {
+        let ((_reader, mut writer), (mut reader, _writer)) = joined(&net, a, b).await;
+        let _listener = net.host(b).listen(ADDR).expect("free");
+        net.refuse(b, true);
+        let refused = net.host(a).connect(ADDR).await.expect_err("refused");
+        assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
+        writer.write_all(b"open").await.expect("open");
+        assert_eq!(read_exactly(&mut reader, 4).await, b"open");
+        net.refuse(b, false);
+        net.host(a).connect(ADDR).await.expect("let in");
+    });
+}

@@ -1,0 +1,187 @@
+//! The planted faults. Each is a branch on `planted!` in the product's source.
+//!
+//! A real fault that is found joins them, if it can be told in a line or two.
+
+use crate::programs::Tier;
+
+/// One fault.
+pub(crate) struct Fault {
+    pub(crate) name: &'static str,
+    /// The guarantee that it breaks first.
+    pub(crate) rule: &'static str,
+    pub(crate) breaks: &'static str,
+    /// Where it is looked for, in this order.
+    pub(crate) tiers: &'static [Tier],
+}
+
+const STATE: &[Tier] =
+    &[Tier::Core, Tier::Simulator, Tier::Cluster, Tier::Processes, Tier::LongSimulator];
+const TIME: &[Tier] =
+    &[Tier::Core, Tier::Server, Tier::Shard, Tier::Simulator, Tier::LongSimulator];
+const LEADER: &[Tier] =
+    &[Tier::Server, Tier::Raft, Tier::Shard, Tier::Simulator, Tier::Processes, Tier::LongSimulator];
+const SERVICE: &[Tier] =
+    &[Tier::Server, Tier::Shard, Tier::Simulator, Tier::Cluster, Tier::LongSimulator];
+const LOG: &[Tier] =
+    &[Tier::Wal, Tier::Server, Tier::Raft, Tier::Simulator, Tier::Processes, Tier::LongSimulator];
+const CLIENT: &[Tier] = &[Tier::Client, Tier::Cluster, Tier::Processes];
+const WIRE: &[Tier] = &[Tier::Protocol];
+
+const fn fault(
+    name: &'static str,
+    rule: &'static str,
+    breaks: &'static str,
+    tiers: &'static [Tier],
+) -> Fault {
+    Fault { name, rule, breaks, tiers }
+}
+
+/// All of them.
+#[rustfmt::skip]
+pub(crate) const FAULTS: &[Fault] = &[
+    fault("ack-before-sync", "G5",
+        "a write is acknowledged before it is on disk", LOG),
+    fault("vote-not-persisted", "G5",
+        "a vote is not written, so a node may vote twice in one term", LOG),
+    fault("token-reset-on-recreation", "G2",
+        "a key that comes back counts its tokens from 1", STATE),
+    fault("token-from-leader-memory", "G2",
+        "tokens come from a counter in the process's memory", STATE),
+    fault("expired-a-tick-early", "G3",
+        "a lease is expired 25 ms before its end", SERVICE),
+    fault("deadline-without-pad", "G3",
+        "a leader whose clock runs fast ends leases early", TIME),
+    fault("old-deadlines-kept", "G3",
+        "a leader that is elected again goes by the deadlines of its former time", SERVICE),
+    fault("take-over-gives-half-a-ttl", "G3",
+        "a new leader gives leases half of their TTL", TIME),
+    fault("dead-waiter-granted", "G4",
+        "a waiter whose lease ended is granted", STATE),
+    fault("waiters-from-the-back", "G4",
+        "who came last is served first", STATE),
+    fault("read-without-barrier", "G7",
+        "a leader that was deposed answers reads", SERVICE),
+    fault("damage-taken-for-a-torn-tail", "G5",
+        "valid records behind a damaged one are dropped without a word", LOG),
+    fault("failed-sync-retried", "G5",
+        "a sync that failed is tried again and then believed", LOG),
+    fault("stale-token-releases", "G2",
+        "a release with an old token ends the present holder's hold", STATE),
+    fault("snapshot-forgets-waiters", "G4",
+        "a snapshot has no queues", STATE),
+    fault("retry-applied-twice", "G5",
+        "the retry of an acquire is executed again", STATE),
+    fault("deposed-leader-renews", "G1",
+        "a leader that was deposed acknowledges renewals", SERVICE),
+    fault("confirmed-by-the-engine", "G1",
+        "a round is confirmed by the Raft library's own stamp", LEADER),
+    fault("credit-at-the-answer", "G1",
+        "an answer confirms what came after its request had left", LEADER),
+    fault("stamp-at-enqueue", "G1",
+        "a frame is stamped when it is queued, not when it leaves", LEADER),
+    fault("self-count-from-metrics", "G1",
+        "a leader that voted for another still counts itself", LEADER),
+    fault("read-from-a-lagging-apply", "G7",
+        "a leader answers before it applied what others may have told", LEADER),
+    fault("max-of-known-and-seen", "G1",
+        "a client takes the highest hold-set version it saw for the one it knows", CLIENT),
+    fault("dead-lease-from-a-lagging-apply", "G3",
+        "a node that lags behind says that a live lease is dead", SERVICE),
+    fault("durable-seq-at-staging", "G8",
+        "records claim to be durable before they are: a torn tail looks like damage", LOG),
+    fault("early-cancel-forgotten", "G5",
+        "an acquire that comes after its cancel is executed", STATE),
+    fault("snapshot-wakes-nobody", "G4",
+        "whose turn came within an installed snapshot is never told", SERVICE),
+    fault("revived-lease", "G1",
+        "a command brings a dead lease back to life", STATE),
+    fault("wiped-voter-votes", "G5",
+        "a node with a new, empty data directory votes", LEADER),
+    fault("two-holders", "G1",
+        "a key that is held is granted to another", STATE),
+    fault("expiry-hands-nothing-over", "G4",
+        "the end of a lease passes its keys on to nobody", STATE),
+    fault("force-hits-any-token", "G1",
+        "a retried forced release hits the next holder", STATE),
+    fault("force-keeps-the-version", "G1",
+        "a forced release does not raise the hold-set version", STATE),
+    fault("snapshot-forgets-forced", "G3",
+        "a forced end that was pending is forgotten by a snapshot", STATE),
+    fault("floor-forgets-waits", "G5",
+        "the outcome of a wait is forgotten before its client heard it", STATE),
+    fault("renewed-while-expiring", "G3",
+        "a renewal is acknowledged while the lease's end is on its way", SERVICE),
+    fault("expiry-of-a-former-leadership", "G3",
+        "an end that a former leadership decided is proposed under the next", SERVICE),
+    fault("stall-charged-to-clients", "G3",
+        "the time in which a leader was stopped is held against its clients", SERVICE),
+    fault("checkpoint-forgets-votes", "G5",
+        "the vote of a quiet shard goes with its segment of the log", LOG),
+    fault("segment-deleted-too-early", "G5",
+        "segments go before what replaces them is durable", LOG),
+    fault("recovery-without-sync", "G5",
+        "what recovery read is not synced before it is relied on", LOG),
+    fault("validity-from-the-answer", "G1",
+        "a client counts the TTL from the answer to its renewal", CLIENT),
+    fault("loss-taken-back", "G1",
+        "a hold that was seen as lost is held again", CLIENT),
+    fault("doubtful-grant-reported", "G1",
+        "a grant that may be old is reported without asking", CLIENT),
+    fault("dropped-acquire-keeps-its-hold", "G3",
+        "a hold that nobody waits for any more is kept", CLIENT),
+    fault("floor-passes-the-unanswered", "G5",
+        "a client lets the cluster forget what it has not heard", CLIENT),
+    fault("frame-checksum-unread", "frames",
+        "bytes that were hurt on the way are believed", WIRE),
+];
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    fn root() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+    }
+
+    fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+        for entry in std::fs::read_dir(dir).expect("a directory of the workspace") {
+            let path = entry.expect("it can be read").path();
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+
+    /// The names in `planted!` of the product's crates.
+    fn planted() -> BTreeSet<String> {
+        let mut files = Vec::new();
+        for dir in ["protocol/src", "server/core/src", "server/src", "client-rs/src"] {
+            sources(&root().join(dir), &mut files);
+        }
+        let mut names = BTreeSet::new();
+        for file in files.iter().filter(|file| !file.ends_with("planted.rs")) {
+            let text = std::fs::read_to_string(file).expect("a source file");
+            let quoted = text.split("planted!(\"").skip(1);
+            names.extend(quoted.filter_map(|rest| Some(rest.split_once('"')?.0.to_owned())));
+        }
+        names
+    }
+
+    #[test]
+    fn the_table_is_what_is_planted_and_what_is_declared() {
+        let table: BTreeSet<String> = FAULTS.iter().map(|fault| fault.name.to_owned()).collect();
+        assert_eq!(table.len(), FAULTS.len(), "a name comes once");
+        assert_eq!(table, planted());
+        let manifest = std::fs::read_to_string(root().join("Cargo.toml")).expect("the workspace's");
+        let (_, declared) = manifest.split_once("cfg(planted, values(none(),").expect("check-cfg");
+        let (declared, _) = declared.split_once(')').expect("it ends");
+        let declared = declared.split(',').map(|name| name.trim().trim_matches('"').to_owned());
+        let declared: BTreeSet<String> = declared.filter(|name| name != "all").collect();
+        assert_eq!(table, declared);
+    }
+}
