@@ -3,8 +3,9 @@
 CARGO ?= cargo
 ROUNDS ?= 20
 N ?= 40
+TIMES ?= 10
 
-.PHONY: help build demo dev test verify fix bench torture sim mutants docs clean
+.PHONY: help build demo dev test verify fix bench torture sim mutants hostile docs clean
 
 help: ## Lists the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -43,6 +44,12 @@ sim: ## Runs N=40 simulated clusters, or the one of SEED.
 
 mutants: build ## Plants faults, one at a time, or ONLY=a,b, and shows which test notices each.
 	target/debug/mutants $(if $(ONLY),--only $(ONLY)) $(if $(EACH),--each)
+
+hostile: ## Mutates frames, logs and snapshots TIMES=10 times as often as the tests do, from SEED=1.
+	HOSTILE_TIMES=$(TIMES) HOSTILE_SEED=$(or $(SEED),1) WAL_IMAGES_TIMES=$(TIMES) \
+		$(CARGO) test --workspace --test hostile --test hostile_peers --test wal_images -- --nocapture
+	HOSTILE_TIMES=$(TIMES) HOSTILE_SEED=$(or $(SEED),1) \
+		$(CARGO) test --workspace --lib hostile -- --nocapture
 
 docs: ## Builds the API documentation.
 	$(CARGO) doc --workspace --no-deps

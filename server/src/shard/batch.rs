@@ -146,7 +146,8 @@ fn size_of_command(command: &Command) -> usize {
             Command::Acquire { caller: who, key, value, .. } => {
                 caller(who.acks.len()) + key.len() + value.len()
             }
-            Command::Release { caller: who, key, .. } => caller(who.acks.len()) + key.len(),
+            Command::Release { caller: who, key, .. }
+            | Command::Convert { caller: who, key, .. } => caller(who.acks.len()) + key.len(),
             Command::Cancel { caller: who, .. } => caller(who.acks.len()),
             Command::ReleaseOwn { key, .. } | Command::EndForced { key, .. } => key.len(),
             Command::ForceRelease { key, who, why, .. } => key.len() + who.len() + why.len(),
