@@ -63,6 +63,7 @@ fn granted() -> Reply {
             revision: Revision(3),
             version_before: HoldSetVersion(1),
             version_after: HoldSetVersion(2),
+            floor: Token(9),
         }),
         leader: NodeId(0),
     })

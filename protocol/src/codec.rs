@@ -188,7 +188,8 @@ impl Request {
             Self::Command(request) => match &request.command {
                 Command::Acquire { caller, .. }
                 | Command::Cancel { caller, .. }
-                | Command::Release { caller, .. } => at_most("acks", caller.acks.len(), ACKS_MAX),
+                | Command::Release { caller, .. }
+                | Command::Convert { caller, .. } => at_most("acks", caller.acks.len(), ACKS_MAX),
                 _ => Ok(()),
             },
             Self::Get(_) | Self::Holds(_) | Self::Status(_) | Self::Transfer(_) | Self::Ping => {

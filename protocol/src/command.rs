@@ -40,8 +40,8 @@ pub struct OwnLease {
     pub secret: Secret,
 }
 
-/// One command. The variants after `ForceRelease` are proposed by the leader only and refused
-/// from clients.
+/// One command. `Begin`, `Expire`, `EndForced` and `TimeOut` are proposed by the leader only and
+/// refused from clients.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Mints a lease. Not numbered: a duplicate makes a lease that expires unused.
@@ -142,5 +142,19 @@ pub enum Command {
         lease: LeaseId,
         /// The acquire's number.
         number: Number,
+    },
+    /// Changes the mode of a hold of the caller's lease. Exclusive to shared keeps the hold and its
+    /// token and lets shared waiters in. Shared to exclusive is a new grant with a new token; it
+    /// never waits: beside other holders it is refused with `upgrade_conflict`, and it passes by
+    /// whoever waits.
+    Convert {
+        /// Who asks.
+        caller: Caller,
+        /// The key.
+        key: Vec<u8>,
+        /// The hold's token.
+        token: Token,
+        /// The mode that is wanted.
+        mode: Mode,
     },
 }

@@ -109,6 +109,8 @@ codes! {
     CANCELLED = 316, "cancelled", NotApplied, "The request's cancel came first.";
     TIMED_OUT = 317, "timed_out", NotApplied, "The wait limit passed.";
     LEASE_FULL = 318, "lease_full", Retryable, "A lease holds or waits for at most 4096 keys; this one has as many.";
+    UPGRADE_CONFLICT = 319, "upgrade_conflict", NotApplied, "Others hold the key too, so a shared hold cannot become exclusive.";
+    HOLD_FORCED = 320, "hold_forced", NotApplied, "An operator forced this hold's end; it can only be released.";
 
     NOT_LEADER = 400, "not_leader", Retryable, "The node does not lead the shard.";
     NO_QUORUM = 401, "no_quorum", Retryable, "No majority of the shard's nodes can be reached.";

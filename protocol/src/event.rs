@@ -29,6 +29,8 @@ pub enum EndReason {
     Cancelled,
     /// Its wait limit passed.
     TimedOut,
+    /// Its client made it exclusive: a grant with a new token follows in the same step.
+    Upgraded,
 }
 
 /// One event. All events of one command carry the same revision and travel together.
@@ -118,5 +120,16 @@ pub enum EventKind {
     Vacant {
         /// The key.
         key: Vec<u8>,
+    },
+    /// A hold changed its mode and keeps its token.
+    Converted {
+        /// The key.
+        key: Vec<u8>,
+        /// The lease that holds.
+        lease: LeaseId,
+        /// Its token.
+        token: Token,
+        /// The mode from now on.
+        mode: Mode,
     },
 }

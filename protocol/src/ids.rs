@@ -56,14 +56,16 @@ number!(
     RequestId(u64)
 );
 
-/// A hold's mode as it travels: 0 is exclusive; other values are reserved for shared holds and
-/// for permits of a semaphore and are refused with `unsupported_mode` until they exist.
+/// A hold's mode as it travels: 0 is exclusive, 1 is shared; other values are refused with
+/// `unsupported_mode`.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mode(pub u32);
 
 impl Mode {
     /// One holder at a time.
     pub const EXCLUSIVE: Self = Self(0);
+    /// Any number of holders at a time, all of them shared.
+    pub const SHARED: Self = Self(1);
 }
 
 /// 128 bits chosen at random by the client at `open`; whoever knows it may use the lease.

@@ -19,6 +19,10 @@ pub struct Grant {
     pub version_before: HoldSetVersion,
     /// ...and after it. A client adopts it only if it knew `version_before`.
     pub version_after: HoldSetVersion,
+    /// What a checker may raise its own floor to when it sees this grant used: the token itself of
+    /// an exclusive grant; else a token that is at least the key's last exclusive one and below
+    /// that of every other present holder but a downgraded one, whose token it may be.
+    pub floor: Token,
 }
 
 /// The outcome of one command.
@@ -80,9 +84,17 @@ pub enum Outcome {
     Refused {
         /// Why.
         code: ErrorCode,
-        /// `held`, `already_held`, `not_owner`: the present token where it helps; else 0.
+        /// `held`, `already_held`, `not_owner`: the present token where it helps;
+        /// `upgrade_conflict`: the token of another holder; else 0.
         token: Token,
         /// The shard's revision at which this was decided.
+        revision: Revision,
+    },
+    /// `Convert` to a weaker mode or to the present one: the hold goes on under its token.
+    Changed {
+        /// The hold's token.
+        token: Token,
+        /// The shard's revision after the command.
         revision: Revision,
     },
 }

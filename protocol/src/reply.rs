@@ -94,6 +94,8 @@ pub struct Holder {
     pub token: Token,
     /// The mode.
     pub mode: Mode,
+    /// See `Grant::floor`.
+    pub floor: Token,
     /// The label of the session that acquired.
     pub label: String,
     /// The hold's value.
@@ -190,6 +192,8 @@ pub struct HeldKey {
     pub key: Vec<u8>,
     /// The token.
     pub token: Token,
+    /// The mode.
+    pub mode: Mode,
     /// The acquire's number.
     pub number: Number,
     /// Its end is forced and pending: it must not be extended any more.
@@ -233,7 +237,7 @@ pub struct ShardStatus {
     pub role: Role,
     /// The Raft term.
     pub term: u64,
-    /// The leader it knows, `NodeId(0)` if none.
+    /// The leader it knows, `NodeId(0)` if none; a leader that no majority follows names none.
     pub leader: NodeId,
     /// Raft's last log index.
     pub last_index: u64,

@@ -103,7 +103,7 @@ const fn check_text(text: &[u8], len_max: usize) -> Result<&str, ErrorCode> {
 
 /// A mode of holding that exists.
 pub const fn check_mode(mode: Mode) -> Result<(), ErrorCode> {
-    if mode.0 == Mode::EXCLUSIVE.0 { Ok(()) } else { Err(ErrorCode::UNSUPPORTED_MODE) }
+    if mode.0 <= Mode::SHARED.0 { Ok(()) } else { Err(ErrorCode::UNSUPPORTED_MODE) }
 }
 
 /// A number of shards that a cluster can have.
@@ -182,7 +182,8 @@ mod tests {
         assert_eq!(check_ttl_ms(1_000), Ok(1_000));
         assert_eq!(check_ttl_ms(600_000), Ok(600_000));
         assert_eq!(check_mode(Mode::EXCLUSIVE), Ok(()));
-        assert_eq!(check_mode(Mode(1)), Err(ErrorCode::UNSUPPORTED_MODE));
+        assert_eq!(check_mode(Mode::SHARED), Ok(()));
+        assert_eq!(check_mode(Mode(2)), Err(ErrorCode::UNSUPPORTED_MODE));
         assert_eq!(check_shards(0), Err(ErrorCode::WRONG_SHARD));
         assert_eq!(check_shards(SHARDS_MAX), Ok(()));
         assert_eq!(check_shards(SHARDS_MAX + 1), Err(ErrorCode::WRONG_SHARD));

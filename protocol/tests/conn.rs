@@ -492,6 +492,7 @@ fn long_holds(key_len: usize, count: usize) -> Reply {
     let held = HeldKey {
         key: vec![b'k'; key_len],
         token: leasehold_protocol::ids::Token(1),
+        mode: leasehold_protocol::ids::Mode::EXCLUSIVE,
         number: leasehold_protocol::ids::Number(1),
         forced: false,
     };

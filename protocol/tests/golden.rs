@@ -145,6 +145,7 @@ fn command_index(command: &Command) -> usize {
         Command::Expire { .. } => 8,
         Command::EndForced { .. } => 9,
         Command::TimeOut { .. } => 10,
+        Command::Convert { .. } => 11,
     }
 }
 
@@ -160,6 +161,7 @@ const fn outcome_index(outcome: &Outcome) -> usize {
         Outcome::Forced { .. } => 7,
         Outcome::Begun { .. } => 8,
         Outcome::Refused { .. } => 9,
+        Outcome::Changed { .. } => 10,
     }
 }
 
@@ -183,7 +185,7 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(commands, (0..=10).collect());
+    assert_eq!(commands, (0..=11).collect());
     let outcomes: BTreeSet<usize> = replies()
         .iter()
         .filter_map(|(_, reply)| match reply {
@@ -191,5 +193,5 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(outcomes, (0..=9).collect());
+    assert_eq!(outcomes, (0..=10).collect());
 }

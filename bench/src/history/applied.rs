@@ -143,7 +143,7 @@ impl Change {
                 };
                 Self::WaitEnded { key: text(key), lease: lease.0, number: number.0, token }
             }
-            EventKind::Vacant { .. } => return None,
+            EventKind::Vacant { .. } | EventKind::Converted { .. } => return None,
         })
     }
 }
@@ -154,8 +154,12 @@ impl Cause {
             EndReason::LeaseExpired => Self::Expired,
             EndReason::SessionClosed => Self::Closed,
             EndReason::Forced { .. } => Self::Forced,
-            // A cancel may give a hold back; waits that time out hold nothing.
-            EndReason::Released | EndReason::Cancelled | EndReason::TimedOut => Self::Released,
+            // A cancel may give a hold back; waits that time out hold nothing; an upgrade gives up a
+            // token for another.
+            EndReason::Released
+            | EndReason::Cancelled
+            | EndReason::TimedOut
+            | EndReason::Upgraded => Self::Released,
         }
     }
 }

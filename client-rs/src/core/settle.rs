@@ -262,6 +262,7 @@ mod tests {
             revision: Revision(1),
             version_before: HoldSetVersion(before),
             version_after: HoldSetVersion(after),
+            floor: Token(1),
         }
     }
 

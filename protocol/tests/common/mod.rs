@@ -105,7 +105,16 @@ fn commands() -> Vec<(&'static str, Request)> {
         ),
         ("begin", command(Command::Begin { token_base: TOKEN })),
         ("expire", command(Command::Expire { lease: LeaseId(7) })),
-        ("end-forced", command(Command::EndForced { key, token: TOKEN })),
+        ("end-forced", command(Command::EndForced { key: key.clone(), token: TOKEN })),
+        (
+            "convert",
+            command(Command::Convert {
+                caller: caller(),
+                key: key.clone(),
+                token: TOKEN,
+                mode: Mode::SHARED,
+            }),
+        ),
         ("time-out", command(Command::TimeOut { lease: LeaseId(7), number: Number(40) })),
     ]
 }
@@ -174,6 +183,7 @@ pub(crate) fn granted() -> Reply {
         revision: REVISION,
         version_before: HoldSetVersion(2),
         version_after: HoldSetVersion(3),
+        floor: TOKEN,
     }))
 }
 
@@ -194,6 +204,7 @@ fn outcomes() -> Vec<(&'static str, Reply)> {
         ("closed", outcome(Outcome::Closed { revision })),
         ("forced", outcome(Outcome::Forced { token, passed_on: true, revision })),
         ("begun", outcome(Outcome::Begun { revision })),
+        ("changed", outcome(Outcome::Changed { token, revision })),
         ("refused", outcome(Outcome::Refused { code, token, revision })),
     ]
 }
@@ -202,7 +213,8 @@ fn keys_reply() -> KeysReply {
     let holder = Holder {
         lease: LeaseId(7),
         token: TOKEN,
-        mode: Mode::EXCLUSIVE,
+        mode: Mode::SHARED,
+        floor: Token(9),
         label: "host-1/42".into(),
         value: b"worker-3".to_vec(),
         since_ms: 1_764_000_000_000,
@@ -249,8 +261,13 @@ fn sessions_reply() -> SessionsReply {
 }
 
 fn holds_reply() -> HoldsReply {
-    let held =
-        HeldKey { key: b"jobs/nightly".to_vec(), token: TOKEN, number: Number(40), forced: false };
+    let held = HeldKey {
+        key: b"jobs/nightly".to_vec(),
+        token: TOKEN,
+        mode: Mode::EXCLUSIVE,
+        number: Number(40),
+        forced: false,
+    };
     HoldsReply {
         revision: REVISION,
         version: HoldSetVersion(3),

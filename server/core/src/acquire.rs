@@ -212,7 +212,10 @@ impl State {
         release: bool,
     ) -> Outcome {
         let claim = self.leases.get(&grant.lease).and_then(|lease| lease.claims.get(&acquire.0));
-        let Some(Claim::Hold(key)) = claim else {
+        // Whoever made it a hold with another token has read this grant.
+        let key =
+            claim.map(Claim::key).filter(|key| self.token_of(key, grant.lease) == grant.token);
+        let Some(key) = key else {
             return self.refusal(ErrorCode::NOT_QUEUED, Token(0));
         };
         if !release {

@@ -17,6 +17,7 @@ const RECORD: u64 = 3;
 const LATE_RECORD: u64 = 4;
 const HOLD: u64 = 5;
 const WAITER: u64 = 6;
+const FLOOR: u64 = 7;
 
 pub(crate) fn whole(state: &State, items: Sum) -> u64 {
     Mix::new(STATE)
@@ -42,9 +43,10 @@ pub(crate) fn lease_and_memory(id: LeaseId, item: &Lease) -> Sum {
     sum
 }
 
-/// The sum over a key's holds and waiters.
+/// The sum over a key, its holds and its waiters.
 pub(crate) fn key(key: &[u8], item: &KeyState) -> Sum {
     let mut sum = Sum::default();
+    sum.add(floor(key, item.floor));
     for (lease, item) in item.holds.iter() {
         sum.add(hold(key, *lease, item));
     }
@@ -86,6 +88,7 @@ fn remembered(mix: Mix, lease: LeaseId, number: u64, record: &Record) -> u64 {
         Kind::Forestalled => 2,
         Kind::Cancel => 3,
         Kind::Release => 4,
+        Kind::Convert => 5,
     };
     let mix = mix.word(lease.0).word(number).word(record.print);
     let mix = mix.word(kind << 1 | u64::from(record.keep));
@@ -98,13 +101,19 @@ fn remembered(mix: Mix, lease: LeaseId, number: u64, record: &Record) -> u64 {
 fn outcome(mix: Mix, outcome: &Outcome) -> Mix {
     match *outcome {
         Outcome::Opened { lease, revision } => mix.word(1).word(lease.0).word(revision.0),
-        Outcome::Granted(Grant { lease, token, revision, version_before, version_after }) => mix
-            .word(2)
-            .word(lease.0)
-            .word(token.0)
-            .word(revision.0)
-            .word(version_before.0)
-            .word(version_after.0),
+        Outcome::Granted(Grant {
+            lease,
+            token,
+            revision,
+            version_before,
+            version_after,
+            floor,
+        }) => {
+            let mix = mix.word(2).word(lease.0).word(token.0).word(revision.0);
+            let mix = mix.word(version_before.0).word(version_after.0);
+            // That of an exclusive grant says nothing new, and was no part of older digests.
+            if floor == token { mix } else { mix.word(floor.0) }
+        }
         Outcome::Queued { position, revision } => {
             mix.word(3).word(position.into()).word(revision.0)
         }
@@ -119,7 +128,13 @@ fn outcome(mix: Mix, outcome: &Outcome) -> Mix {
         Outcome::Refused { code, token, revision } => {
             mix.word(10).word(code.0.into()).word(token.0).word(revision.0)
         }
+        Outcome::Changed { token, revision } => mix.word(11).word(token.0).word(revision.0),
     }
+}
+
+/// The key's own part: nothing as long as it has no floor.
+pub(crate) fn floor(key: &[u8], floor: u64) -> u64 {
+    if floor == 0 { 0 } else { Mix::new(FLOOR).bytes(key).word(floor).done() }
 }
 
 pub(crate) fn hold(key: &[u8], lease: LeaseId, hold: &Hold) -> u64 {

@@ -9,7 +9,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
-use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Token};
+use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Revision, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::planted;
 
@@ -34,6 +34,7 @@ impl State {
         if planted!("token-reset-on-recreation") && self.keys.get(key).is_none() {
             token = Token(1);
         }
+        let floor = self.floor_for(key, acquire.mode, token);
         let Waiter { lease: session, number, mode, own, value, .. } = acquire;
 
         let (before, label) = self.edit_lease(session, |lease, _| {
@@ -64,6 +65,7 @@ impl State {
             self.keys.insert(key.clone(), Rc::new(entry));
             self.names.insert(key.name().clone(), ());
         }
+        self.set_floor(key, if mode == Mode::EXCLUSIVE { 0 } else { floor.0 });
         self.emit(step, EventKind::Granted { key: key.to_vec(), lease: holder, mode, token });
         Grant {
             lease: holder,
@@ -71,7 +73,26 @@ impl State {
             revision,
             version_before: HoldSetVersion(before),
             version_after: HoldSetVersion(before + 1),
+            floor,
         }
+    }
+
+    /// The floor of a grant about to be made. The first of several holds that go together fixes it
+    /// for all: every token given before is over for this key, so the highest of them will do.
+    fn floor_for(&self, key: &Key, mode: Mode, token: Token) -> Token {
+        match self.keys.get(key).filter(|entry| !entry.holds.is_empty()) {
+            _ if mode == Mode::EXCLUSIVE => token,
+            Some(entry) => Token(entry.floor),
+            None => Token(token.0.saturating_sub(1).max(1)),
+        }
+    }
+
+    /// Sets a key's floor and keeps the digest in step.
+    pub(crate) fn set_floor(&mut self, key: &Key, floor: u64) {
+        let entry = self.keys.entry_mut(key).expect("a held key is in the table");
+        self.sum.sub(digest::floor(key, entry.floor));
+        entry.floor = floor;
+        self.sum.add(digest::floor(key, entry.floor));
     }
 
     /// Grants the longest satisfiable prefix of the key's queue, or forgets the key if nobody
@@ -80,6 +101,7 @@ impl State {
         loop {
             let Some(entry) = self.keys.get(key) else { return };
             if entry.is_vacant() {
+                self.sum.sub(digest::floor(key, entry.floor));
                 self.keys.remove(key);
                 self.names.remove(key.name());
                 self.emit(step, EventKind::Vacant { key: key.to_vec() });

@@ -11,7 +11,9 @@ use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::ids::{LeaseId, Mode, Number};
 use leasehold_protocol::limits::{LEASES_MAX, OPEN_WAITS_MAX, QUEUE_LEN_MAX};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::shard::{check_key, check_label, check_reason, check_ttl_ms, check_value};
+use leasehold_protocol::shard::{
+    check_key, check_label, check_mode, check_reason, check_ttl_ms, check_value,
+};
 
 use crate::blob::Key;
 use crate::cow::IntoIter;
@@ -206,12 +208,12 @@ fn check_entry(state: &State, key: &[u8], entry: &KeyState) -> Result<(), String
     let name = String::from_utf8_lossy(key);
     ensure!(check_key(key).is_ok(), "key {name:?} is out of range");
     ensure!(!entry.is_vacant(), "key {name:?} is vacant and takes memory");
-    ensure!(entry.holds.len() <= 1, "key {name:?} has two holders (G1)");
     ensure!(entry.queue.len() <= QUEUE_LEN_MAX, "key {name:?} has too many waiters");
     ensure!(entry.queue.len() == entry.places.len(), "key {name:?}: queue and places differ");
     for (lease, hold) in entry.holds.iter() {
         check_hold(state, key, *lease, hold).map_err(|text| format!("key {name:?}: {text}"))?;
     }
+    check_modes(state, entry).map_err(|text| format!("key {name:?}: {text}"))?;
     for (place, waiter) in entry.queue.iter() {
         ensure!(*place <= COUNTER_MAX, "key {name:?}: place {place}");
         ensure!(
@@ -227,11 +229,24 @@ fn check_entry(state: &State, key: &[u8], entry: &KeyState) -> Result<(), String
     Ok(())
 }
 
+/// The present holds go together, and their floor lies below them.
+fn check_modes(state: &State, entry: &KeyState) -> Result<(), String> {
+    let exclusive = entry.holds.iter().any(|(_, hold)| hold.mode == Mode::EXCLUSIVE);
+    ensure!(!exclusive || entry.holds.len() == 1, "an exclusive hold beside others (G1)");
+    ensure!(!exclusive || entry.floor == 0, "an exclusive hold has a floor of its own");
+    ensure!(entry.floor <= state.last_token, "floor {} was never given", entry.floor);
+    for (_, hold) in entry.holds.iter() {
+        ensure!(hold.token.0 >= entry.floor, "token {} is below the floor (G2)", hold.token);
+        ensure!(exclusive || entry.floor > 0, "a shared hold without a floor");
+    }
+    Ok(())
+}
+
 fn check_hold(state: &State, key: &[u8], id: LeaseId, hold: &Hold) -> Result<(), String> {
     let claim = state.leases.get(&id).and_then(|lease| lease.claims.get(&hold.number.0));
     let known = matches!(claim, Some(Claim::Hold(held)) if **held == *key);
     ensure!(known, "its holder {id} does not know it");
-    ensure!(hold.mode == Mode::EXCLUSIVE, "an unknown mode");
+    ensure!(check_mode(hold.mode).is_ok(), "an unknown mode");
     ensure!(check_value(hold.value.as_slice()).is_ok(), "its value is too large");
     let token = hold.token.0;
     ensure!(token > 0 && token <= state.last_token, "token {token} was never given (G2)");
@@ -250,7 +265,7 @@ fn check_waiter(state: &State, key: &[u8], waiter: &Waiter) -> Result<(), String
     let claim = state.leases.get(&lease).and_then(|lease| lease.claims.get(&waiter.number.0));
     let known = matches!(claim, Some(Claim::Wait(wanted)) if **wanted == *key);
     ensure!(known, "its waiter {lease} does not know it (G4)");
-    ensure!(waiter.mode == Mode::EXCLUSIVE, "waiter {lease}: an unknown mode");
+    ensure!(check_mode(waiter.mode).is_ok(), "waiter {lease}: an unknown mode");
     ensure!(check_value(waiter.value.as_slice()).is_ok(), "waiter {lease}: value too large");
     let ttl_ok = |own: &OwnLease| check_ttl_ms(own.ttl_ms.into()).is_ok();
     ensure!(waiter.own.as_ref().is_none_or(ttl_ok), "waiter {lease}: TTL of its own lease");

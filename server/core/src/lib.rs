@@ -5,8 +5,8 @@
 //! arithmetic of lease time, and the timing wheel. It does no I/O, reads no clock, draws no random
 //! number and walks no unordered table; `no_std` keeps most of that out by construction.
 //!
-//! Where to start reading: `state` (the door), `acquire`, `release` and `handover` (the lock
-//! itself), `retry` and `memory` (one execution per number), `lifecycle` (leases).
+//! Where to start reading: `state` (the door), `acquire`, `release`, `convert` and
+//! `handover` (the lock itself), `retry` and `memory` (one execution per number), `lifecycle` (leases).
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -17,6 +17,7 @@ extern crate std;
 mod acquire;
 mod batch;
 mod blob;
+mod convert;
 mod cow;
 mod digest;
 mod handover;

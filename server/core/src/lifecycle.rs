@@ -87,7 +87,8 @@ impl State {
     fn end_lease(&mut self, step: &mut Step<'_>, id: LeaseId, reason: &EndReason) -> Outcome {
         let revision = self.raise(step);
         // Planted (G4): a lease that waits only seems to end; its turn still comes.
-        if planted!("dead-waiter-granted") && self.leases.get(&id).is_some_and(|dead| dead.waits > 0)
+        if planted!("dead-waiter-granted")
+            && self.leases.get(&id).is_some_and(|dead| dead.waits > 0)
         {
             self.emit(step, EventKind::LeaseEnded { lease: id, reason: reason.clone() });
             return Outcome::Closed { revision };

@@ -37,6 +37,8 @@ pub enum Kind {
     Cancel,
     /// A release.
     Release,
+    /// A change of a hold's mode.
+    Convert,
 }
 
 /// What a retry is told.

@@ -135,12 +135,18 @@ impl State {
         self.edit_lease(lease, |lease, _| lease.version += 1);
     }
 
-    fn present_token(&self, key: &[u8]) -> Token {
+    /// The token under which a lease holds a key, or 0.
+    pub(crate) fn token_of(&self, key: &Key, lease: LeaseId) -> Token {
+        let hold = self.keys.get(key).and_then(|entry| entry.holds.get(&lease));
+        hold.map_or(Token(0), |hold| hold.token)
+    }
+
+    pub(crate) fn present_token(&self, key: &[u8]) -> Token {
         self.keys.get(&KeyRef::new(key)).map_or(Token(0), |entry| entry.present_token())
     }
 
     /// The shared key, if this lease holds it under this token.
-    fn key_held_by(&self, key: &[u8], lease: LeaseId, token: Token) -> Option<Key> {
+    pub(crate) fn key_held_by(&self, key: &[u8], lease: LeaseId, token: Token) -> Option<Key> {
         let (key, entry) = self.keys.get_entry(&KeyRef::new(key))?;
         (entry.holds.get(&lease)?.token == token).then(|| key.clone())
     }

@@ -10,7 +10,7 @@ use alloc::rc::Rc;
 
 use leasehold_protocol::command::{Caller, OwnLease};
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{LeaseId, Number, Revision, Token};
+use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Token};
 use leasehold_protocol::limits::ACKS_MAX;
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::planted;
@@ -187,7 +187,7 @@ fn check_number(lease: &Lease, number: Number, kind: Kind) -> Result<(), ErrorCo
         Kind::Release => below(RESERVED)
             .and_then(|acquire| lease.claims.get(&acquire))
             .is_some_and(|claim| matches!(claim, Claim::Hold(_))),
-        Kind::Acquire | Kind::Forestalled => false,
+        Kind::Acquire | Kind::Forestalled | Kind::Convert => false,
     };
     if is_reserved { Ok(()) } else { Err(ErrorCode::NUMBER_BELOW_FLOOR) }
 }
@@ -210,4 +210,9 @@ pub(crate) fn print_of_cancel(release_if_granted: bool) -> u64 {
 /// Hash of a release's body.
 pub(crate) fn print_of_release(key: &[u8], token: Token) -> u64 {
     Mix::new(3).bytes(key).word(token.0).done()
+}
+
+/// Hash of a change of mode.
+pub(crate) fn print_of_convert(key: &[u8], token: Token, mode: Mode) -> u64 {
+    Mix::new(4).bytes(key).word(token.0).word(mode.0.into()).done()
 }

@@ -27,16 +27,20 @@
 
 mod decode;
 mod encode;
+mod former;
 mod item;
 
 pub use decode::{Decoder, SnapshotError};
 pub use encode::Encoder;
 
-/// The format that this build writes. It reads this one only: there is no older one.
-pub const SNAPSHOT_VERSION: u32 = 1;
+/// The format that this build writes. It reads this one and the one before.
+pub const SNAPSHOT_VERSION: u32 = 2;
 /// A block's payload is closed once it has this many bytes; so a chunk has at most this many plus
 /// one item.
 pub const CHUNK_LEN: usize = 64 * 1024;
+
+/// The format before.
+const FORMER_VERSION: u32 = 1;
 
 const MAGIC: [u8; 8] = *b"LHSNAP\r\n";
 const PRELUDE_LEN: usize = 12;

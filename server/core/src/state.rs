@@ -115,6 +115,9 @@ impl State {
             Command::Expire { lease } => self.expire(step, *lease),
             Command::EndForced { key, token } => self.end_forced(step, key, *token),
             Command::TimeOut { lease, number } => self.time_out(step, *lease, *number),
+            Command::Convert { caller, key, token, mode } => {
+                self.convert(step, caller, key, *token, *mode)
+            }
         }
     }
 

@@ -112,6 +112,9 @@ pub(crate) struct KeyState {
     pub(crate) queue: Map<u64, Waiter>,
     /// Each waiting lease's place.
     pub(crate) places: Map<LeaseId, u64>,
+    /// What grants that join the present holds carry as their floor; 0 while the hold is
+    /// exclusive, whose floor is its own token.
+    pub(crate) floor: u64,
 }
 
 /// The table of keys, each behind a pointer like leases.
@@ -141,8 +144,17 @@ impl KeyState {
     /// Whether a hold of this mode may join the present ones, whoever waits. The one place that
     /// knows how modes go together.
     pub(crate) fn admits(&self, mode: Mode) -> bool {
-        assert!(mode == Mode::EXCLUSIVE, "no other mode gets past validation");
-        // Planted (G1): whoever asks may join.
-        self.holds.is_empty() || planted!("two-holders")
+        match mode {
+            // The present holds go together, so one of them speaks for all.
+            Mode::SHARED => self.holds.first().is_none_or(|(_, hold)| hold.mode == Mode::SHARED),
+            // Planted (G1): whoever asks may join.
+            Mode::EXCLUSIVE => self.holds.is_empty() || planted!("two-holders"),
+            _ => unreachable!("no other mode gets past validation"),
+        }
+    }
+
+    /// The floor of one of its holds.
+    pub(crate) fn floor_of(&self, hold: &Hold) -> Token {
+        if hold.mode == Mode::EXCLUSIVE { hold.token } else { Token(self.floor) }
     }
 }

@@ -196,6 +196,7 @@ impl State {
                 lease: *lease,
                 token: hold.token,
                 mode: hold.mode,
+                floor: entry.floor_of(hold),
                 label: view.map(|lease| lease.label.text()).unwrap_or_default(),
                 value: hold.value.as_slice().to_vec(),
                 since_ms: hold.since_ms,
@@ -262,6 +263,7 @@ impl State {
                     reply.holds.push(HeldKey {
                         key: key.to_vec(),
                         token: hold.token,
+                        mode: hold.mode,
                         number,
                         forced: hold.forced.is_some(),
                     });

@@ -43,6 +43,7 @@ fn commands() -> Vec<Command> {
         Command::Expire { lease },
         Command::EndForced { key: key(), token },
         Command::TimeOut { lease, number: Number(4) },
+        Command::Convert { caller: caller(), key: key(), token, mode: Mode::SHARED },
     ]
 }
 

@@ -74,6 +74,18 @@ const REQUIRED: &[&str] = &[
     "end_forced: refused not_owner",
     "time_out: timed_out",
     "time_out: refused not_queued",
+    "convert: changed",
+    "convert: granted",
+    "convert: refused not_owner",
+    "convert: refused upgrade_conflict",
+    "convert: refused hold_forced",
+    "convert: refused number_conflict",
+    "seen: several readers let in at once",
+    "seen: three readers",
+    "seen: a downgrade that lets readers in",
+    "seen: an upgrade past a queue",
+    "seen: a reader behind a waiting writer",
+    "seen: the end of a waiting writer lets readers in",
     "begin: begun",
     "begin: refused already_begun",
     "open: opened",
@@ -122,17 +134,20 @@ fn compare(state: &State, model: &Model, keys: &[&[u8]]) -> Result<(), TestCaseE
     }
     for key in keys {
         let info = state.key_info(key);
-        let holders: Vec<_> =
-            info.holders.iter().map(|one| (one.lease, one.token, one.number, one.forced)).collect();
-        let waiters: Vec<_> = info.waiters.iter().map(|one| (one.lease, one.number)).collect();
+        let holders =
+            info.holders.iter().map(|one| (one.lease, one.token, one.number, one.mode, one.forced));
+        let holders: Vec<_> = holders.collect();
+        let waiters: Vec<_> =
+            info.waiters.iter().map(|one| (one.lease, one.number, one.mode)).collect();
         let entry = model.keys.get(*key).cloned().unwrap_or_default();
         let expected: Vec<_> = entry
-            .holder
+            .holders
             .iter()
-            .map(|one| (one.lease, one.token, one.number, one.forced.is_some()))
+            .map(|one| (one.lease, one.token, one.number, one.mode, one.forced.is_some()))
             .collect();
         prop_assert_eq!(holders, expected);
-        let expected: Vec<_> = entry.queue.iter().map(|one| (one.lease, one.number)).collect();
+        let expected: Vec<_> =
+            entry.queue.iter().map(|one| (one.lease, one.number, one.mode)).collect();
         prop_assert_eq!(waiters, expected);
     }
     Ok(())

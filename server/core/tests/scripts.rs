@@ -10,18 +10,19 @@
 //! ```text
 //! begin BASE
 //! open NAME [ttl=MS] [label=TEXT]               names the new lease
-//! acquire NAME NUMBER KEY [wait=MS] [value=TEXT] [own=TTL] [mode=N]
+//! acquire NAME NUMBER KEY [wait=MS] [value=TEXT] [own=TTL] [mode=MODE]
 //! cancel NAME NUMBER [release]
 //! release NAME NUMBER KEY TOKEN
-//!     acquire, cancel and release take [floor=N] [acks=N,N] [secret=bad]
+//!     acquire, cancel, release and convert take [floor=N] [acks=N,N] [secret=bad]
 //! release-own LEASE KEY TOKEN [secret=bad]
 //! close LEASE [secret=bad] | expire LEASE | time-out LEASE NUMBER
+//! convert NAME NUMBER KEY TOKEN MODE
 //! force KEY TOKEN [who=TEXT] [why=TEXT] [now] | end-forced KEY TOKEN
 //! times COUNT LINE                              prints how often each outcome came
 //! get KEY | ls [PREFIX [AFTER [LIMIT]]] | sessions | holds LEASE | result LEASE NUMBER | state
 //! ```
 //!
-//! `TEXT*N` is TEXT repeated, `-` is empty, `0xHH…` are bytes. LEASE is a name or `#ID`.
+//! MODE is `exclusive`, `shared` or a number. `TEXT*N` is TEXT repeated, `-` is empty, `0xHH…` are bytes. LEASE is a name or `#ID`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -95,6 +96,14 @@ fn parse_number(text: &str) -> u64 {
     }
 }
 
+fn mode(text: &str) -> Mode {
+    match text {
+        "exclusive" => Mode::EXCLUSIVE,
+        "shared" => Mode::SHARED,
+        number => Mode(parse_number(number) as u32),
+    }
+}
+
 fn bytes(text: &str) -> Vec<u8> {
     if text == "-" {
         return Vec::new();
@@ -146,7 +155,7 @@ impl World {
             "acquire" => Command::Acquire {
                 caller: self.caller(line),
                 key: bytes(line.word(3)),
-                mode: Mode(line.option("mode", 0) as u32),
+                mode: line.options.get("mode").map_or(Mode::EXCLUSIVE, |text| mode(text)),
                 own: line
                     .options
                     .get("own")
@@ -162,6 +171,12 @@ impl World {
                 caller: self.caller(line),
                 key: bytes(line.word(3)),
                 token: Token(line.number(4)),
+            },
+            "convert" => Command::Convert {
+                caller: self.caller(line),
+                key: bytes(line.word(3)),
+                token: Token(line.number(4)),
+                mode: mode(line.word(5)),
             },
             "release-own" => Command::ReleaseOwn {
                 lease: self.lease(line.word(1)),

@@ -18,8 +18,8 @@ use futures_util::stream::FuturesOrdered;
 use leasehold_core::State;
 use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::{peer, planted};
 use leasehold_protocol::reply::Role;
+use leasehold_protocol::{peer, planted};
 use openraft::async_runtime::{Select2, WatchReceiver};
 use openraft::errors::{ClientWriteError, Fatal, ForwardReason, InitializeError, RaftError};
 use openraft::impls::OneshotResponder;
@@ -33,9 +33,9 @@ use super::peers::{Class, Peers, RaftService};
 use super::rounds::{Ended, Rounds};
 use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
-use super::spec::{GroupSpec, SpecError};
+use super::spec::{GroupSpec, SpecError, Timings};
 use super::storage::{Log, LogDamaged};
-use super::types::{EntryData, Leadership, LogId, Member, RaftTypes, Vote};
+use super::types::{EntryData, EntryPrint, Leadership, LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
@@ -257,11 +257,17 @@ impl<E: Env> Group<E> {
         Ok(group)
     }
 
-    /// Forms the group. Harmless if that was done before. On one node only, or with the very same
+    /// The pace.
+    pub fn timings(&self) -> Timings {
+        self.spec.timings
+    }
+
+    /// Forms the group; false if that was done before. On one node only, or with the very same
     /// members on each.
-    pub async fn initialize(&self, members: BTreeMap<u64, Member>) -> Result<(), InitError> {
+    pub async fn initialize(&self, members: BTreeMap<u64, Member>) -> Result<bool, InitError> {
         match self.raft.initialize(members).await {
-            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(false),
             Err(RaftError::APIError(InitializeError::NotInMembers(_))) => Err(InitError::NotMember),
             Err(RaftError::Fatal(error)) => Err(InitError::Engine(error.to_string())),
         }
@@ -345,6 +351,11 @@ impl<E: Env> Group<E> {
         let stored = self.log.membership();
         let nodes = stored.membership().nodes();
         nodes.map(|(node, member)| (NodeId(*node), member.clone())).collect()
+    }
+
+    /// The entries that this node keeps, in order, for checks that compare nodes. Reads them all.
+    pub fn log_prints(&self) -> Vec<EntryPrint> {
+        self.log.prints()
     }
 
     /// What the group looks like from here.

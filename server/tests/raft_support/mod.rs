@@ -47,15 +47,23 @@ pub async fn until(what: &str, condition: impl Fn() -> bool) {
 pub struct Seen {
     pub events: RefCell<Vec<Event>>,
     pub installed: Cell<u64>,
+    /// Told the same.
+    pub other: RefCell<Option<Rc<dyn ApplySink>>>,
 }
 
 impl ApplySink for Seen {
-    fn applied(&self, _state: &State, events: &[Event]) {
+    fn applied(&self, state: &State, events: &[Event]) {
         self.events.borrow_mut().extend_from_slice(events);
+        if let Some(other) = &*self.other.borrow() {
+            other.applied(state, events);
+        }
     }
 
-    fn installed(&self, _state: &State) {
+    fn installed(&self, state: &State) {
         self.installed.set(self.installed.get() + 1);
+        if let Some(other) = &*self.other.borrow() {
+            other.installed(state);
+        }
     }
 }
 

@@ -110,7 +110,7 @@ impl Cluster {
             ledger: Rc::default(),
             violations: Rc::default(),
             coverage: Rc::default(),
-            timeline: Rc::default(),
+            timeline: Rc::new(Timeline::new()),
             params,
         });
         for machine in &cluster.machines {

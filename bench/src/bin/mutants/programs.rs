@@ -35,6 +35,8 @@ pub(crate) enum Tier {
     Wal,
     /// Raft on simulated nodes.
     Raft,
+    /// One shard's service on simulated nodes.
+    Shard,
     /// The whole server on virtual time.
     Simulator,
     /// The client's core on virtual time.
@@ -88,6 +90,7 @@ static RAFT_TESTS: [Program; 5] = [
     program(SERVER, "raft_peers"),
     program(SERVER, "suites"),
 ];
+static SHARD_TESTS: [Program; 1] = [program(SERVER, "shard")];
 static SIMULATOR: [Program; 1] = [Program { limit: LONG, ..program(SERVER, "sim") }];
 static CLIENT_TESTS: [Program; 1] = [program(CLIENT, "lib")];
 static CLUSTER_TESTS: [Program; 3] =
@@ -111,6 +114,7 @@ impl Tier {
             Self::Server => &SERVER_TESTS,
             Self::Wal => &WAL_TESTS,
             Self::Raft => &RAFT_TESTS,
+            Self::Shard => &SHARD_TESTS,
             Self::Simulator => &SIMULATOR,
             Self::Client => &CLIENT_TESTS,
             Self::Cluster => &CLUSTER_TESTS,

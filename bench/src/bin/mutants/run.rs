@@ -115,7 +115,10 @@ mod tests {
         let text = "seed 3: hash 12\nseed 3: VIOLATION of G1: Held and Held overlap\n";
         assert_eq!(failure(text), Some("seed 3: G1".to_owned()));
         assert_eq!(failure("test a ... ok\ntest FAILED ... ok\n"), None);
-        assert_eq!(death("thread 'x' panicked at y.rs:1:2:\n", "9"), "thread 'x' panicked at y.rs:1:2");
+        assert_eq!(
+            death("thread 'x' panicked at y.rs:1:2:\n", "9"),
+            "thread 'x' panicked at y.rs:1:2"
+        );
         assert_eq!(death("", "signal: 6"), "signal: 6");
     }
 }

@@ -342,6 +342,7 @@ impl Rig {
         let held = |&(token, forced): &(u64, bool)| HeldKey {
             key: b"k".to_vec(),
             token: Token(token),
+            mode: leasehold_protocol::ids::Mode::EXCLUSIVE,
             number: Number(1),
             forced,
         };
@@ -478,5 +479,6 @@ pub(super) fn granted(lease: u64, token: u64, before: u64) -> Outcome {
         revision: Revision(1),
         version_before: HoldSetVersion(before),
         version_after: HoldSetVersion(before + 1),
+        floor: Token(token),
     })
 }

@@ -10,8 +10,11 @@ use leasehold_protocol::ids::LeaseId;
 use leasehold_protocol::limits::LEASES_MAX;
 use leasehold_protocol::planted;
 
-use super::item::{Header, HoldItem, Item, ItemKind, LeaseItem, RecordItem, WaiterItem};
-use super::{BLOCK_HEADER_LEN, BLOCK_LEN_MAX, MAGIC, PRELUDE_LEN, SNAPSHOT_VERSION};
+use super::former;
+use super::item::{Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem, WaiterItem};
+use super::{
+    BLOCK_HEADER_LEN, BLOCK_LEN_MAX, FORMER_VERSION, MAGIC, PRELUDE_LEN, SNAPSHOT_VERSION,
+};
 use crate::blob::{Blob, Key, KeyRef};
 use crate::cow::Probe;
 use crate::digest;
@@ -28,7 +31,9 @@ pub enum SnapshotError {
     #[error("not a snapshot: it does not begin with the magic")]
     NotASnapshot,
     /// The format version is not known here.
-    #[error("a snapshot of format version {0}; this build reads version {SNAPSHOT_VERSION}")]
+    #[error(
+        "a snapshot of format version {0}; this build reads versions {FORMER_VERSION} and {SNAPSHOT_VERSION}"
+    )]
     Version(u32),
     /// A block claims to be longer than any block is.
     #[error("block {block}: a length of {len} bytes is above the limit of {BLOCK_LEN_MAX}")]
@@ -77,7 +82,8 @@ pub enum SnapshotError {
 pub struct Decoder {
     /// Bytes of the unfinished prelude or block.
     buffer: Vec<u8>,
-    started: bool,
+    /// The stream's format version, once it was read; 0 before.
+    version: u32,
     ended: bool,
     failed: Option<SnapshotError>,
     checksum: u32,
@@ -174,7 +180,7 @@ impl Decoder {
             if now.len() < missing {
                 break;
             }
-            if !self.started {
+            if self.version == 0 {
                 self.check_prelude()?;
             } else if self.buffer.len() >= self.wanted()? {
                 let buffer = core::mem::take(&mut self.buffer);
@@ -188,7 +194,7 @@ impl Decoder {
 
     /// How many bytes the buffer needs before anything can be done with them.
     fn wanted(&self) -> Result<usize, SnapshotError> {
-        if !self.started {
+        if self.version == 0 {
             return Ok(PRELUDE_LEN);
         }
         let Some(len) = self.buffer.first_chunk().filter(|_| self.buffer.len() >= BLOCK_HEADER_LEN)
@@ -208,10 +214,10 @@ impl Decoder {
             return Err(SnapshotError::NotASnapshot);
         }
         let version = u32::from_le_bytes(version.try_into().expect("4 bytes follow the magic"));
-        if version != SNAPSHOT_VERSION {
+        if !(FORMER_VERSION..=SNAPSHOT_VERSION).contains(&version) {
             return Err(SnapshotError::Version(version));
         }
-        self.started = true;
+        self.version = version;
         self.buffer.clear();
         Ok(())
     }
@@ -232,7 +238,11 @@ impl Decoder {
             let Some((len, rest)) = payload.split_first_chunk() else { return Err(malformed) };
             let len = u32::from_le_bytes(*len) as usize;
             let Some((archive, rest)) = rest.split_at_checked(len) else { return Err(malformed) };
-            let item: Item = codec::decode(archive).map_err(|_| malformed)?;
+            let item = match self.version {
+                FORMER_VERSION => former::decode(archive),
+                _ => codec::decode(archive),
+            };
+            let item = item.map_err(|_| malformed)?;
             self.item(item)?;
             payload = rest;
         }
@@ -260,6 +270,7 @@ impl Decoder {
         match build {
             (build, Item::Lease(item)) => build.lease(&item),
             (build, Item::Record(item)) => build.record(&item),
+            (build, Item::Key(item)) => build.key(&item),
             (build, Item::Hold(item)) => build.hold(item),
             (build, Item::Waiter(item)) => build.waiter(&item),
             (_, Item::Header(_) | Item::End(_)) => unreachable!("handled above"),
@@ -306,6 +317,7 @@ impl Build {
                 ItemKind::Forestalled => Kind::Forestalled,
                 ItemKind::Cancel => Kind::Cancel,
                 ItemKind::Release => Kind::Release,
+                ItemKind::Convert => Kind::Convert,
             },
             print: item.print,
             answer: item.outcome.map_or(Answer::Waiting, Answer::Done),
@@ -320,7 +332,25 @@ impl Build {
         }
     }
 
-    /// The entry of the key that holds and waiters come for; keys come in order.
+    fn key(&mut self, item: &KeyItem) -> Result<(), &'static str> {
+        let (_, entry) = self.entry(&item.key)?;
+        if !entry.is_vacant() || entry.floor != 0 {
+            return Err("a key after its holds or waiters");
+        }
+        entry.floor = item.floor;
+        Ok(())
+    }
+
+    /// The entry of the key that holds and waiters come for, with room for one more.
+    fn claimed(&mut self, key: &[u8]) -> Result<(Key, &mut KeyState), &'static str> {
+        if self.state.claims >= CLAIMS_MAX {
+            return Err("too many holds and waiters");
+        }
+        self.state.claims += 1;
+        self.entry(key)
+    }
+
+    /// The entry of the present key; keys come in order.
     fn entry(&mut self, key: &[u8]) -> Result<(Key, &mut KeyState), &'static str> {
         let key = KeyRef::new(key);
         let key = match self.key.as_ref().map(|last| (last, key.cmp_with(last))) {
@@ -334,10 +364,6 @@ impl Build {
             }
         };
         self.key = Some(key.clone());
-        if self.state.claims >= CLAIMS_MAX {
-            return Err("too many holds and waiters");
-        }
-        self.state.claims += 1;
         let entry = self.state.keys.entry_mut(&key).expect("it was inserted");
         Ok((key, entry))
     }
@@ -352,7 +378,7 @@ impl Build {
     }
 
     fn hold(&mut self, item: HoldItem) -> Result<(), &'static str> {
-        let (key, entry) = self.entry(&item.key)?;
+        let (key, entry) = self.claimed(&item.key)?;
         let forced = item.forced.map(|forced| {
             Rc::new(Forced { who: Blob::new(&forced.who), why: Blob::new(&forced.why) })
         });
@@ -376,7 +402,7 @@ impl Build {
     }
 
     fn waiter(&mut self, item: &WaiterItem) -> Result<(), &'static str> {
-        let (key, entry) = self.entry(&item.key)?;
+        let (key, entry) = self.claimed(&item.key)?;
         if entry.queue.last().is_some_and(|(place, _)| *place >= item.place) {
             return Err("a waiter out of order");
         }

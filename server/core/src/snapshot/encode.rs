@@ -12,7 +12,7 @@ use leasehold_protocol::ids::{LeaseId, Number};
 use leasehold_protocol::planted;
 
 use super::item::{
-    End, ForcedItem, Header, HoldItem, Item, ItemKind, LeaseItem, RecordItem, WaiterItem,
+    End, ForcedItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem, WaiterItem,
 };
 use super::{BLOCK_HEADER_LEN, CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
 use crate::blob::Key;
@@ -45,6 +45,7 @@ struct MemoryLeft {
 /// What is left to write of one key.
 struct KeyLeft {
     key: Key,
+    own: Option<KeyItem>,
     holds: IntoIter<LeaseId, Hold>,
     queue: IntoIter<u64, Waiter>,
 }
@@ -96,7 +97,8 @@ impl Encoder {
             let Some((key, entry)) = self.keys.next() else { break };
             let holds = entry.holds.clone().into_iter();
             let queue = entry.queue.clone().into_iter();
-            self.key = Some(KeyLeft { key, holds, queue });
+            let own = key_item(&key, &entry);
+            self.key = Some(KeyLeft { key, own, holds, queue });
         }
         if self.ended {
             return None;
@@ -118,6 +120,9 @@ impl MemoryLeft {
 
 impl KeyLeft {
     fn next_item(&mut self) -> Option<Item> {
+        if let Some(own) = self.own.take() {
+            return Some(Item::Key(own));
+        }
         if let Some((lease, hold)) = self.holds.next() {
             return Some(hold_item(&self.key, lease, &hold));
         }
@@ -190,6 +195,7 @@ fn record_item(lease: LeaseId, number: u64, record: &Record, late: bool) -> Item
             Kind::Forestalled => ItemKind::Forestalled,
             Kind::Cancel => ItemKind::Cancel,
             Kind::Release => ItemKind::Release,
+            Kind::Convert => ItemKind::Convert,
         },
         print: record.print,
         keep: record.keep,
@@ -198,6 +204,10 @@ fn record_item(lease: LeaseId, number: u64, record: &Record, late: bool) -> Item
             Answer::Done(outcome) => Some(outcome),
         },
     })
+}
+
+fn key_item(key: &Key, entry: &KeyState) -> Option<KeyItem> {
+    (entry.floor > 0).then(|| KeyItem { key: key.to_vec(), floor: entry.floor })
 }
 
 fn hold_item(key: &Key, lease: LeaseId, hold: &Hold) -> Item {

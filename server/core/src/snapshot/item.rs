@@ -7,13 +7,14 @@ use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, ShardId, Token};
 use leasehold_protocol::outcome::Outcome;
 use rkyv::{Archive, Deserialize, Serialize};
 
-/// In this order: header; each lease followed by its records, ascending; each key's holds and
-/// waiters, ascending; end.
+/// In this order: header; each lease followed by its records, ascending; each key, if there is
+/// anything to say of it, followed by its holds and waiters, ascending; end.
 #[derive(Archive, Serialize, Deserialize)]
 pub(super) enum Item {
     Header(Header),
     Lease(LeaseItem),
     Record(RecordItem),
+    Key(KeyItem),
     Hold(HoldItem),
     Waiter(WaiterItem),
     End(End),
@@ -59,6 +60,13 @@ pub(super) enum ItemKind {
     Forestalled,
     Cancel,
     Release,
+    Convert,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct KeyItem {
+    pub(super) key: Vec<u8>,
+    pub(super) floor: u64,
 }
 
 #[derive(Archive, Serialize, Deserialize)]

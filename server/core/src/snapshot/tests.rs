@@ -11,7 +11,7 @@ use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Secret, ShardId, 
 use leasehold_protocol::outcome::Outcome;
 
 use super::item::{
-    End, ForcedItem, Header, HoldItem, Item, ItemKind, LeaseItem, RecordItem, WaiterItem,
+    End, ForcedItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem, WaiterItem,
 };
 use super::*;
 use crate::State;
@@ -263,6 +263,10 @@ fn hold(key: &str, lease: u64, token: u64) -> HoldItem {
     }
 }
 
+fn floor(key: &str, floor: u64) -> Item {
+    Item::Key(KeyItem { key: key.as_bytes().to_vec(), floor })
+}
+
 fn waiter(key: &str, place: u64, lease: u64) -> WaiterItem {
     WaiterItem {
         key: key.as_bytes().to_vec(),
@@ -311,6 +315,8 @@ fn items_that_do_not_go_together_are_named() {
     };
     let out_of_order = Some(SnapshotError::Contradiction { item: 3, what: "a key out of order" });
     assert_ne!(pair("j", "k") == out_of_order, pair("k", "j") == out_of_order);
+    let late_key = vec![Item::Lease(lease(2)), Item::Hold(hold("k", 2, 5)), floor("k", 4)];
+    assert_eq!(contradiction(late_key), "a key after its holds or waiters");
     let late_lease =
         vec![Item::Lease(lease(2)), Item::Hold(hold("k", 2, 5)), Item::Lease(lease(3))];
     assert_eq!(contradiction(late_lease), "a lease out of order");
@@ -338,14 +344,44 @@ fn items_that_do_not_go_together_are_named() {
     assert_eq!(decode([headless]).err(), Some(SnapshotError::Contradiction { item: 0, what }));
 }
 
+/// Leases 2 and 3, and what they have.
+fn held(extra: Vec<Item>) -> Vec<Item> {
+    let mut items = vec![Item::Lease(lease(2)), Item::Lease(lease(3))];
+    items.extend(extra);
+    items
+}
+
+fn shared(token: u64) -> Item {
+    Item::Hold(HoldItem { mode: Mode::SHARED, ..hold("k", 2, token) })
+}
+
+fn each_is_refused(cases: Vec<(&str, Vec<Item>)>) {
+    for (expected, items) in cases {
+        match decode_items(items) {
+            Err(SnapshotError::Inconsistent(text)) => {
+                assert!(text.contains(expected), "{text:?} is not about {expected:?}");
+            }
+            other => panic!("{expected:?}: {:?}", other.err()),
+        }
+    }
+}
+
+#[test]
+fn holds_and_floors_that_do_not_go_together_are_refused() {
+    each_is_refused(vec![
+        ("a shared hold without a floor", held(vec![shared(5)])),
+        (
+            "an exclusive hold has a floor of its own",
+            held(vec![floor("k", 4), Item::Hold(hold("k", 2, 5))]),
+        ),
+        ("token 5 is below the floor", held(vec![floor("k", 6), shared(5)])),
+        ("floor 901 was never given", held(vec![floor("k", 901), shared(5)])),
+    ]);
+}
+
 /// Each breaks one invariant and has every checksum right.
 #[test]
 fn a_state_that_cannot_be_is_refused() {
-    let held = |extra: Vec<Item>| {
-        let mut items = vec![Item::Lease(lease(2)), Item::Lease(lease(3))];
-        items.extend(extra);
-        items
-    };
     let with = |change: fn(&mut HoldItem)| {
         let mut item = hold("k", 2, 5);
         change(&mut item);
@@ -357,9 +393,12 @@ fn a_state_that_cannot_be_is_refused() {
         vec![Item::Lease(item)]
     };
     let cases = vec![
-        ("two holders", held(vec![Item::Hold(hold("k", 2, 5)), Item::Hold(hold("k", 3, 6))])),
+        (
+            "an exclusive hold beside others",
+            held(vec![Item::Hold(hold("k", 2, 5)), Item::Hold(hold("k", 3, 6))]),
+        ),
         ("token 901 was never given", with(|hold| hold.token = Token(901))),
-        ("an unknown mode", with(|hold| hold.mode = Mode(1))),
+        ("an unknown mode", with(|hold| hold.mode = Mode(9))),
         ("its value is too large", with(|hold| hold.value = vec![0; 4_097])),
         ("key \"\" is out of range", with(|hold| hold.key = Vec::new())),
         ("is out of range", with(|hold| hold.key = vec![0xff])),
@@ -395,14 +434,7 @@ fn a_state_that_cannot_be_is_refused() {
             ],
         ),
     ];
-    for (expected, items) in cases {
-        match decode_items(items) {
-            Err(SnapshotError::Inconsistent(text)) => {
-                assert!(text.contains(expected), "{text:?} is not about {expected:?}");
-            }
-            other => panic!("{expected:?}: {:?}", other.err()),
-        }
-    }
+    each_is_refused(cases);
 }
 
 #[test]
@@ -416,4 +448,15 @@ fn an_item_that_is_no_archive_is_refused() {
     for payload in [&[1, 2, 3][..], &[200, 0, 0, 0, 1], &[4, 0, 0, 0, 9, 9, 9, 9]] {
         assert_eq!(decode([block(payload)]).err(), Some(SnapshotError::Malformed { item: 0 }));
     }
+}
+
+/// Written by the build before shared holds: holds, waiters, own leases, a forced hold, retry
+/// memory above and below a floor.
+#[test]
+fn a_snapshot_of_the_former_version_is_the_same_state() {
+    let copy = decode([include_bytes!("former.bin")]).expect("a good snapshot");
+    assert_eq!(copy.digest(), 0xc81d_7ae8_03ed_49d0);
+    assert_eq!((copy.leases_len(), copy.keys_len()), (7, 3));
+    let again = decode(bytes_of(&copy)).expect("a good snapshot");
+    assert_eq!(again.digest(), copy.digest());
 }

@@ -10,7 +10,7 @@ use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, Token};
 use leasehold_protocol::outcome::Outcome;
 use proptest::prelude::*;
 
-use crate::naive::Model;
+use crate::naive::{Holder, Model};
 
 const SECRET: Secret = Secret([3; 16]);
 const KEYS: [&[u8]; 3] = [b"a", b"b", b"b/1"];
@@ -35,7 +35,7 @@ impl Arbitrary for Op {
     type Strategy = BoxedStrategy<Self>;
 
     fn arbitrary_with((): ()) -> BoxedStrategy<Self> {
-        (0_u8..40, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
+        (0_u8..44, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
             .prop_map(|(kind, who, which, how, ack)| Self { kind, who, which, how, ack })
             .boxed()
     }
@@ -68,6 +68,7 @@ impl Driver {
             34..=35 => return force(op, model),
             36 => return end_forced(op, model),
             37..=38 => return self.time_out(op, model),
+            40..=43 => self.convert(op, model),
             _ => return Command::Begin { token_base: Token(7) },
         };
         self.sent.push(command.clone());
@@ -144,7 +145,7 @@ impl Driver {
         Command::Acquire {
             caller: self.caller(lease, number, op, model),
             key: KEYS[usize::from(op.which) % KEYS.len()].to_vec(),
-            mode: Mode::EXCLUSIVE,
+            mode: if op.how & 3 == 1 || op.how & 32 != 0 { Mode::SHARED } else { Mode::EXCLUSIVE },
             own: own.then_some(OwnLease { ttl_ms: 2_000, secret: SECRET }),
             value: vec![op.how; usize::from(op.how % 3)],
             wait_ms: if op.how.is_multiple_of(4) { 0 } else { 60_000 },
@@ -166,11 +167,7 @@ impl Driver {
 
     /// Of a hold there is, mostly under its reserved number; sometimes with something wrong.
     fn release(&mut self, op: Op, model: &Model) -> Command {
-        let holds: Vec<_> = model
-            .keys
-            .iter()
-            .filter_map(|(key, entry)| entry.holder.as_ref().map(|holder| (key, holder)))
-            .collect();
+        let holds = all_holds(model);
         let Some((key, holder)) = holds.get(usize::from(op.which) % holds.len().max(1)) else {
             let lease = self.lease(op.who, model);
             let number = self.take_number(lease, 1);
@@ -188,6 +185,24 @@ impl Driver {
         Command::Release { caller, key: (*key).clone(), token }
     }
 
+    /// Of a hold there is, to either mode; sometimes with something wrong.
+    fn convert(&mut self, op: Op, model: &Model) -> Command {
+        let holds = all_holds(model);
+        let (key, holder) = match holds.get(usize::from(op.which) % holds.len().max(1)) {
+            Some((key, holder)) => ((*key).clone(), Some(*holder)),
+            None => (KEYS[0].to_vec(), None),
+        };
+        let lease = match holder {
+            Some(holder) if op.how < 230 => holder.lease,
+            _ => self.lease(op.who, model),
+        };
+        let number = self.take_number(lease, 1);
+        let token = holder.map_or(Token(100), |holder| holder.token);
+        let token = Token(token.0 - u64::from(op.how % 16 == 15));
+        let mode = if op.how & 1 == 0 { Mode::EXCLUSIVE } else { Mode::SHARED };
+        Command::Convert { caller: self.caller(lease, number, op, model), key, token, mode }
+    }
+
     /// The very same command again, with a newer floor.
     fn resend(&mut self, op: Op, model: &Model) -> Command {
         let recent = self.sent.len().min(20);
@@ -197,7 +212,8 @@ impl Driver {
         let mut command = self.sent[self.sent.len() - 1 - usize::from(op.which) % recent].clone();
         if let Command::Acquire { caller, .. }
         | Command::Cancel { caller, .. }
-        | Command::Release { caller, .. } = &mut command
+        | Command::Release { caller, .. }
+        | Command::Convert { caller, .. } = &mut command
         {
             *caller = self.caller(caller.lease, caller.number.0, op, model);
         }
@@ -214,18 +230,16 @@ impl Driver {
         match &mut command {
             Command::Acquire { value, .. } => value.push(0xff),
             Command::Cancel { release_if_granted, .. } => *release_if_granted ^= true,
-            Command::Release { token, .. } => token.0 += 1,
+            Command::Release { token, .. } | Command::Convert { token, .. } => token.0 += 1,
             _ => {}
         }
         command
     }
 
     fn release_own(&self, op: Op, model: &Model) -> Command {
-        let holders = model.keys.iter().filter_map(|(key, entry)| {
-            let holder = entry.holder.as_ref()?;
-            model.lease(holder.lease).own.then_some((key.clone(), holder.lease, holder.token))
-        });
-        let own: Vec<_> = holders.collect();
+        let own = all_holds(model).into_iter().filter(|(_, holder)| model.lease(holder.lease).own);
+        let own: Vec<_> =
+            own.map(|(key, holder)| (key.clone(), holder.lease, holder.token)).collect();
         let (key, lease, token) = match own.get(usize::from(op.which) % own.len().max(1)) {
             Some(found) if op.how < 220 => found.clone(),
             _ => (KEYS[0].to_vec(), self.lease(op.who, model), Token(101)),
@@ -270,13 +284,20 @@ fn acquire_of(command: &Command) -> Option<(LeaseId, u64)> {
     }
 }
 
+/// Every hold with its key.
+fn all_holds(model: &Model) -> Vec<(&Vec<u8>, &Holder)> {
+    let mut all = Vec::new();
+    for (key, entry) in &model.keys {
+        all.extend(entry.holders.iter().map(|one| (key, one)));
+    }
+    all
+}
+
 /// A held key and its token, or something that is not held.
 fn held(op: Op, model: &Model, forced: bool) -> (Vec<u8>, Token) {
-    let holders = model.keys.iter().filter_map(|(key, entry)| {
-        let holder = entry.holder.as_ref()?;
-        (!forced || holder.forced.is_some()).then_some((key.clone(), holder.token))
-    });
-    let all: Vec<_> = holders.collect();
+    let holds = all_holds(model).into_iter();
+    let wanted = holds.filter(|(_, holder)| !forced || holder.forced.is_some());
+    let all: Vec<_> = wanted.map(|(key, holder)| (key.clone(), holder.token)).collect();
     match all.get(usize::from(op.which) % all.len().max(1)) {
         Some((key, token)) => (key.clone(), Token(token.0 - u64::from(op.how % 8 == 7))),
         None => (KEYS[1].to_vec(), Token(101)),
@@ -307,6 +328,7 @@ fn kind_of(command: &Command) -> &'static str {
         Command::Expire { .. } => "expire",
         Command::EndForced { .. } => "end_forced",
         Command::TimeOut { .. } => "time_out",
+        Command::Convert { .. } => "convert",
     }
 }
 
@@ -321,6 +343,7 @@ fn name_of(outcome: &Outcome) -> String {
         Outcome::Closed { .. } => "closed".to_owned(),
         Outcome::Forced { .. } => "forced".to_owned(),
         Outcome::Begun { .. } => "begun".to_owned(),
+        Outcome::Changed { .. } => "changed".to_owned(),
         Outcome::Refused { code, .. } => format!("refused {}", code.name()),
     }
 }
@@ -336,7 +359,8 @@ pub(crate) fn cover(
     count(&format!("{}: {}", kind_of(command), name_of(outcome)));
     if let Command::Acquire { caller, .. }
     | Command::Cancel { caller, .. }
-    | Command::Release { caller, .. } = command
+    | Command::Release { caller, .. }
+    | Command::Convert { caller, .. } = command
     {
         cover_numbered(command, caller, outcome, (before, after), &mut count);
     }
@@ -346,6 +370,7 @@ pub(crate) fn cover(
     if waited && has(|kind| matches!(kind, EventKind::LeaseOpened { .. })) {
         count("seen: a hand-over to an own lease");
     }
+    cover_modes(command, events, (before, after), &mut count);
     if waited && matches!(command, Command::Expire { .. }) {
         count("seen: a hand-over on expiry");
     }
@@ -355,11 +380,54 @@ pub(crate) fn cover(
         count("seen: an own lease expired");
     }
     for event in events {
-        if let EventKind::Ended { key, reason: EndReason::Released, .. } = &event.kind
-            && before.keys[key].holder.as_ref().is_some_and(|holder| holder.forced.is_some())
+        if let EventKind::Ended { key, token, reason: EndReason::Released, .. } = &event.kind
+            && before.keys[key]
+                .holders
+                .iter()
+                .any(|one| one.token == *token && one.forced.is_some())
         {
             count("seen: a forced hold released by its client");
         }
+    }
+}
+
+fn cover_modes(
+    command: &Command,
+    events: &[Event],
+    (before, after): (&Model, &Model),
+    count: &mut impl FnMut(&str),
+) {
+    let granted = events.iter().filter(|event| matches!(event.kind, EventKind::Granted { .. }));
+    if granted.count() > 1 {
+        count("seen: several readers let in at once");
+    }
+    if after.keys.values().any(|entry| entry.holders.len() > 2) {
+        count("seen: three readers");
+    }
+    let passed_on = events.iter().any(|event| matches!(event.kind, EventKind::WaitEnded { .. }));
+    match command {
+        Command::Convert { mode: Mode::SHARED, .. } if passed_on => {
+            count("seen: a downgrade that lets readers in");
+        }
+        Command::Convert { key, mode: Mode::EXCLUSIVE, .. }
+            if !events.is_empty() && !before.keys[key].queue.is_empty() =>
+        {
+            count("seen: an upgrade past a queue");
+        }
+        Command::Acquire { key, mode: Mode::SHARED, .. }
+            if events.iter().any(|event| matches!(event.kind, EventKind::Queued { .. }))
+                && before.keys[key].holders.iter().all(|one| one.mode == Mode::SHARED) =>
+        {
+            count("seen: a reader behind a waiting writer");
+        }
+        Command::Cancel { .. } | Command::Expire { .. } | Command::TimeOut { .. }
+            if passed_on
+                && !events.iter().any(|event| matches!(event.kind, EventKind::Ended { .. }))
+                && events.iter().any(|event| matches!(event.kind, EventKind::Granted { .. })) =>
+        {
+            count("seen: the end of a waiting writer lets readers in");
+        }
+        _ => {}
     }
 }
 

@@ -45,8 +45,36 @@ pub(crate) struct Memory {
 
 #[derive(Clone, PartialEq, Debug, Default)]
 pub(crate) struct Entry {
-    pub(crate) holder: Option<Holder>,
+    /// In the order of their leases.
+    pub(crate) holders: Vec<Holder>,
     pub(crate) queue: Vec<Waiting>,
+    /// What grants that join the present holders carry.
+    floor: u64,
+}
+
+impl Entry {
+    /// Readers go with readers; a writer goes with nobody.
+    fn fits(&self, mode: Mode) -> bool {
+        self.holders.iter().all(|holder| holder.mode == Mode::SHARED && mode == Mode::SHARED)
+    }
+
+    fn holder_of(&self, lease: LeaseId) -> Option<&Holder> {
+        self.holders.iter().find(|holder| holder.lease == lease)
+    }
+
+    fn holder_under(&self, token: Token) -> Option<&Holder> {
+        self.holders.iter().find(|holder| holder.token == token)
+    }
+
+    fn take(&mut self, lease: LeaseId) -> Option<Holder> {
+        let index = self.holders.iter().position(|holder| holder.lease == lease)?;
+        Some(self.holders.remove(index))
+    }
+
+    fn put(&mut self, holder: Holder) {
+        self.holders.push(holder);
+        self.holders.sort_by_key(|holder| holder.lease);
+    }
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -54,6 +82,7 @@ pub(crate) struct Holder {
     pub(crate) lease: LeaseId,
     pub(crate) token: Token,
     pub(crate) number: Number,
+    pub(crate) mode: Mode,
     value: Vec<u8>,
     since_ms: u64,
     pub(crate) forced: Option<(Vec<u8>, Vec<u8>)>,
@@ -63,6 +92,7 @@ pub(crate) struct Holder {
 pub(crate) struct Waiting {
     pub(crate) lease: LeaseId,
     pub(crate) number: Number,
+    pub(crate) mode: Mode,
     own: Option<OwnLease>,
     value: Vec<u8>,
 }
@@ -107,7 +137,7 @@ fn attempt(
     let outcome = model
         .dispatch(&mut run, command)
         .unwrap_or_else(|(code, token)| Outcome::Refused { code, token, revision: run.revision });
-    model.keys.retain(|_, entry| entry.holder.is_some() || !entry.queue.is_empty());
+    model.keys.retain(|_, entry| !entry.holders.is_empty() || !entry.queue.is_empty());
     (outcome, run.events)
 }
 
@@ -116,7 +146,8 @@ fn stripped(command: &Command) -> Command {
     let mut command = command.clone();
     if let Command::Acquire { caller, .. }
     | Command::Cancel { caller, .. }
-    | Command::Release { caller, .. } = &mut command
+    | Command::Release { caller, .. }
+    | Command::Convert { caller, .. } = &mut command
     {
         caller.floor = Number(0);
         caller.acks.clear();
@@ -146,15 +177,15 @@ impl Model {
             }
             Command::Acquire { caller, .. }
             | Command::Cancel { caller, .. }
-            | Command::Release { caller, .. } => self.numbered(run, caller, command),
+            | Command::Release { caller, .. }
+            | Command::Convert { caller, .. } => self.numbered(run, caller, command),
             Command::ReleaseOwn { lease, secret, key, token } => {
                 self.may_use(*lease, secret)?;
                 let own = self.lease(*lease).own;
-                let held = self.holder(key).filter(|holder| holder.lease == *lease);
-                if !own || held.is_none_or(|holder| holder.token != *token) {
+                if !own || !self.holds(*lease, key, *token) {
                     return Err((ErrorCode::NOT_OWNER, self.present(key)));
                 }
-                self.end_hold(run, key, &EndReason::Released);
+                self.end_hold(run, key, *token, &EndReason::Released);
                 self.serve(run, key);
                 Ok(Outcome::Released { token: *token, revision })
             }
@@ -172,11 +203,11 @@ impl Model {
                 self.force(run, key, *token, (who, why), *now)
             }
             Command::EndForced { key, token } => {
-                let holder = self.holder(key).filter(|holder| holder.token == *token);
+                let holder = self.holder_under(key, *token);
                 let Some((who, why)) = holder.and_then(|holder| holder.forced.clone()) else {
                     return Err((ErrorCode::NOT_OWNER, self.present(key)));
                 };
-                self.end_hold(run, key, &EndReason::Forced { who, why });
+                self.end_hold(run, key, *token, &EndReason::Forced { who, why });
                 self.serve(run, key);
                 Ok(Outcome::Forced { token: *token, passed_on: true, revision })
             }
@@ -215,12 +246,17 @@ impl Model {
         }
     }
 
-    fn holder(&self, key: &[u8]) -> Option<&Holder> {
-        self.keys.get(key)?.holder.as_ref()
+    fn holder_under(&self, key: &[u8], token: Token) -> Option<&Holder> {
+        self.keys.get(key)?.holder_under(token)
+    }
+
+    fn holds(&self, lease: LeaseId, key: &[u8], token: Token) -> bool {
+        self.holder_under(key, token).is_some_and(|holder| holder.lease == lease)
     }
 
     fn present(&self, key: &[u8]) -> Token {
-        self.holder(key).map_or(Token(0), |holder| holder.token)
+        let first = self.keys.get(key).and_then(|entry| entry.holders.first());
+        first.map_or(Token(0), |holder| holder.token)
     }
 
     fn mint(&mut self, run: &mut Run, ttl_ms: u32, secret: Secret, own: bool) -> LeaseId {
@@ -285,10 +321,8 @@ impl Model {
                     })
             }
             Command::Release { .. } => self.keys.values().any(|entry| {
-                entry
-                    .holder
-                    .as_ref()
-                    .is_some_and(|holder| holder.lease == lease.id && holder.number.0 + 2 == number)
+                let held = entry.holder_of(lease.id);
+                held.is_some_and(|holder| holder.number.0 + 2 == number)
             }),
             _ => false,
         }
@@ -336,21 +370,21 @@ impl Model {
     fn execute(&mut self, run: &mut Run, caller: &Caller, command: &Command) -> Applied {
         let revision = run.revision;
         match command {
-            Command::Acquire { key, own, value, wait_ms, .. } => {
+            Command::Acquire { key, mode, own, value, wait_ms, .. } => {
                 let (lease, number) = (caller.lease, caller.number);
-                let asks = Waiting { lease, number, own: *own, value: value.clone() };
+                let asks = Waiting { lease, number, mode: *mode, own: *own, value: value.clone() };
                 self.acquire(run, key, asks, *wait_ms)
             }
             Command::Cancel { release_if_granted, .. } => {
                 self.cancel(run, caller, *release_if_granted)
             }
             Command::Release { key, token, .. } => {
-                let held = self.holder(key).filter(|holder| holder.lease == caller.lease);
-                let Some(held) = held.filter(|holder| holder.token == *token) else {
+                if !self.holds(caller.lease, key, *token) {
                     return Err((ErrorCode::NOT_OWNER, self.present(key)));
-                };
+                }
+                let held = self.holder_under(key, *token).expect("just seen");
                 let acquired_by = held.number.0;
-                self.end_hold(run, key, &EndReason::Released);
+                self.end_hold(run, key, *token, &EndReason::Released);
                 self.serve(run, key);
                 // Whoever names the token has read the grant.
                 if let Some(read) = self.lease_mut(caller.lease).memory.get_mut(&acquired_by) {
@@ -358,23 +392,27 @@ impl Model {
                 }
                 Ok(Outcome::Released { token: *token, revision })
             }
+            Command::Convert { key, token, mode, .. } => {
+                self.convert(run, caller.lease, key, *token, *mode)
+            }
             _ => unreachable!("only these are numbered"),
         }
     }
 
     fn acquire(&mut self, run: &mut Run, key: &[u8], asks: Waiting, wait_ms: u32) -> Applied {
         let entry = self.keys.entry(key.to_vec()).or_default();
-        if let Some(holder) = entry.holder.as_ref().filter(|holder| holder.lease == asks.lease) {
+        if let Some(holder) = entry.holder_of(asks.lease) {
             return Err((ErrorCode::ALREADY_HELD, holder.token));
         }
         if entry.queue.iter().any(|waiting| waiting.lease == asks.lease) {
             return refuse(ErrorCode::ALREADY_QUEUED);
         }
-        let Some(holder) = &entry.holder else {
+        // Nobody overtakes who waits already.
+        if entry.queue.is_empty() && entry.fits(asks.mode) {
             return Ok(Outcome::Granted(self.grant(run, key, asks)));
-        };
+        }
         if wait_ms == 0 {
-            return Err((ErrorCode::HELD, holder.token));
+            return Err((ErrorCode::HELD, self.present(key)));
         }
         let position = entry.queue.len() as u32;
         let (lease, number) = (asks.lease, asks.number);
@@ -407,9 +445,7 @@ impl Model {
                 Ok(outcome)
             }
             Some(Outcome::Granted(grant)) => {
-                let held = |entry: &Entry| {
-                    entry.holder.as_ref().is_some_and(|holder| holder.token == grant.token)
-                };
+                let held = |entry: &Entry| entry.holder_under(grant.token).is_some();
                 let Some((key, _)) = self.keys.iter().find(|(_, entry)| held(entry)) else {
                     return refuse(ErrorCode::NOT_QUEUED);
                 };
@@ -417,7 +453,7 @@ impl Model {
                     return Ok(Outcome::Granted(grant));
                 }
                 let key = key.clone();
-                self.end_hold(run, &key, &EndReason::Released);
+                self.end_hold(run, &key, grant.token, &EndReason::Released);
                 self.serve(run, &key);
                 Ok(Outcome::Released { token: grant.token, revision })
             }
@@ -425,7 +461,45 @@ impl Model {
         }
     }
 
+    fn convert(
+        &mut self,
+        run: &mut Run,
+        lease: LeaseId,
+        key: &[u8],
+        token: Token,
+        mode: Mode,
+    ) -> Applied {
+        if !self.holds(lease, key, token) {
+            return Err((ErrorCode::NOT_OWNER, self.present(key)));
+        }
+        let changed = Ok(Outcome::Changed { token, revision: run.revision });
+        let entry = self.keys.get_mut(key).expect("held");
+        let holder = entry.holders.iter_mut().find(|holder| holder.token == token).expect("held");
+        if holder.mode == mode {
+            return changed;
+        }
+        if mode == Mode::SHARED {
+            holder.mode = mode;
+            entry.floor = token.0;
+            run.events.push(EventKind::Converted { key: key.to_vec(), lease, token, mode });
+            self.serve(run, key);
+            return changed;
+        }
+        if holder.forced.is_some() {
+            return refuse(ErrorCode::HOLD_FORCED);
+        }
+        if let Some(other) = entry.holders.iter().find(|other| other.lease != lease) {
+            return Err((ErrorCode::UPGRADE_CONFLICT, other.token));
+        }
+        let Holder { number, value, .. } = entry.take(lease).expect("held");
+        let reason = EndReason::Upgraded;
+        run.events.push(EventKind::Ended { key: key.to_vec(), lease, token, reason });
+        let asks = Waiting { lease, number, mode, own: None, value };
+        Ok(Outcome::Granted(self.grant(run, key, asks)))
+    }
+
     fn grant(&mut self, run: &mut Run, key: &[u8], asks: Waiting) -> Grant {
+        let before = self.token;
         self.token += 1;
         let token = Token(self.token);
         let session = self.lease_mut(asks.lease);
@@ -437,28 +511,35 @@ impl Model {
             Some(own) => self.mint(run, own.ttl_ms, own.secret, true),
         };
         let entry = self.keys.get_mut(key).expect("the key has an entry");
-        assert!(entry.holder.is_none());
-        let (number, value, since_ms) = (asks.number, asks.value, run.wall_ms);
-        entry.holder = Some(Holder { lease, token, number, value, since_ms, forced: None });
-        let mode = Mode::EXCLUSIVE;
+        assert!(entry.fits(asks.mode));
+        if entry.holders.is_empty() {
+            entry.floor = if asks.mode == Mode::EXCLUSIVE { 0 } else { before };
+        }
+        let floor = if asks.mode == Mode::EXCLUSIVE { token } else { Token(entry.floor) };
+        let (number, mode, value, since_ms) = (asks.number, asks.mode, asks.value, run.wall_ms);
+        entry.put(Holder { lease, token, number, mode, value, since_ms, forced: None });
         run.events.push(EventKind::Granted { key: key.to_vec(), lease, mode, token });
-        Grant { lease, token, revision: run.revision, version_before, version_after }
+        Grant { lease, token, revision: run.revision, version_before, version_after, floor }
     }
 
-    /// Grants to the head of the queue if the key is free; says so if nobody is left.
+    /// Grants to the head of the queue as long as it fits; says so if nobody is left.
     fn serve(&mut self, run: &mut Run, key: &[u8]) {
-        let entry = self.keys.get_mut(key).expect("the key has an entry");
-        if entry.holder.is_some() {
-            return;
+        loop {
+            let entry = self.keys.get_mut(key).expect("the key has an entry");
+            let Some(head) = entry.queue.first() else {
+                if entry.holders.is_empty() {
+                    run.events.push(EventKind::Vacant { key: key.to_vec() });
+                }
+                return;
+            };
+            if !entry.fits(head.mode) {
+                return;
+            }
+            let head = entry.queue.remove(0);
+            let (lease, number) = (head.lease, head.number);
+            let outcome = Outcome::Granted(self.grant(run, key, head));
+            self.tell(run, key, lease, number, outcome);
         }
-        if entry.queue.is_empty() {
-            run.events.push(EventKind::Vacant { key: key.to_vec() });
-            return;
-        }
-        let head = entry.queue.remove(0);
-        let (lease, number) = (head.lease, head.number);
-        let outcome = Outcome::Granted(self.grant(run, key, head));
-        self.tell(run, key, lease, number, outcome);
     }
 
     fn tell(&mut self, run: &mut Run, key: &[u8], id: LeaseId, number: Number, outcome: Outcome) {
@@ -477,9 +558,9 @@ impl Model {
         self.serve(run, &key);
     }
 
-    fn end_hold(&mut self, run: &mut Run, key: &[u8], reason: &EndReason) {
-        let entry = self.keys.get_mut(key).expect("held");
-        let Holder { lease, token, .. } = entry.holder.take().expect("held");
+    fn end_hold(&mut self, run: &mut Run, key: &[u8], token: Token, reason: &EndReason) {
+        let lease = self.holder_under(key, token).expect("held").lease;
+        self.keys.get_mut(key).expect("held").take(lease).expect("held");
         let reason = reason.clone();
         run.events.push(EventKind::Ended {
             key: key.to_vec(),
@@ -499,7 +580,7 @@ impl Model {
         // What it holds and waits for, in the order of the acquires' numbers.
         let mut claims = Vec::new();
         for (key, entry) in &self.keys {
-            let held = entry.holder.as_ref().filter(|holder| holder.lease == id);
+            let held = entry.holder_of(id);
             claims.extend(held.map(|holder| (holder.number, key.clone())));
             let waits = entry.queue.iter().filter(|waiting| waiting.lease == id);
             claims.extend(waits.map(|waiting| (waiting.number, key.clone())));
@@ -507,8 +588,7 @@ impl Model {
         claims.sort();
         for (number, key) in claims {
             let entry = self.keys.get_mut(&key).expect("it was there");
-            let held = entry.holder.take_if(|holder| holder.lease == id);
-            if let Some(Holder { token, .. }) = held {
+            if let Some(Holder { token, .. }) = entry.take(id) {
                 let (key, reason) = (key.clone(), reason.clone());
                 run.events.push(EventKind::Ended { key, lease: id, token, reason });
             } else {
@@ -533,7 +613,7 @@ impl Model {
         (who, why): (&[u8], &[u8]),
         now: bool,
     ) -> Applied {
-        let Some(holder) = self.holder(key).filter(|holder| holder.token == token) else {
+        let Some(holder) = self.holder_under(key, token) else {
             return Err((ErrorCode::NOT_OWNER, self.present(key)));
         };
         let lease = holder.lease;
@@ -541,12 +621,13 @@ impl Model {
         let forced = Ok(Outcome::Forced { token, passed_on: now, revision: run.revision });
         if now {
             self.lease_mut(lease).version += 1;
-            self.end_hold(run, key, &EndReason::Forced { who, why });
+            self.end_hold(run, key, token, &EndReason::Forced { who, why });
             self.serve(run, key);
         } else if holder.forced.is_none() {
             self.lease_mut(lease).version += 1;
             let entry = self.keys.get_mut(key).expect("held");
-            let holder = entry.holder.as_mut().expect("held");
+            let holder = entry.holders.iter_mut().find(|holder| holder.token == token);
+            let holder = holder.expect("held");
             holder.forced = Some((who.clone(), why.clone()));
             let key = key.to_vec();
             run.events.push(EventKind::ForcedPending { key, lease, token, who, why });

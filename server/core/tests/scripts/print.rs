@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use leasehold_core::State;
 use leasehold_protocol::event::{EndReason, Event, EventKind};
-use leasehold_protocol::ids::LeaseId;
+use leasehold_protocol::ids::{LeaseId, Mode, Token};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{HoldsReply, KeyInfo, SessionInfo};
 
@@ -25,6 +25,20 @@ fn text(bytes: &[u8]) -> String {
     }
 }
 
+/// Only what is not exclusive is shown.
+fn mode(mode: Mode) -> String {
+    match mode {
+        Mode::EXCLUSIVE => String::new(),
+        Mode::SHARED => " shared".to_owned(),
+        other => format!(" mode={}", other.0),
+    }
+}
+
+/// Only what is not the token itself is shown.
+fn floor(token: Token, floor: Token) -> String {
+    if token == floor { String::new() } else { format!(" floor={floor}") }
+}
+
 pub(crate) fn name(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Opened { .. } => "opened".to_owned(),
@@ -35,6 +49,7 @@ pub(crate) fn name(outcome: &Outcome) -> String {
         Outcome::Released { .. } => "released".to_owned(),
         Outcome::Closed { .. } => "closed".to_owned(),
         Outcome::Forced { .. } => "forced".to_owned(),
+        Outcome::Changed { .. } => "changed".to_owned(),
         Outcome::Begun { .. } => "begun".to_owned(),
         Outcome::Refused { code, .. } => format!("refused {}", code.name()),
     }
@@ -46,9 +61,10 @@ fn describe(names: &Names, outcome: &Outcome) -> String {
             format!("{} rev={revision}", lease(names, id))
         }
         Outcome::Granted(grant) => format!(
-            "{} token={} rev={} version={}->{}",
+            "{} token={}{} rev={} version={}->{}",
             lease(names, grant.lease),
             grant.token,
+            floor(grant.token, grant.floor),
             grant.revision,
             grant.version_before,
             grant.version_after
@@ -58,7 +74,9 @@ fn describe(names: &Names, outcome: &Outcome) -> String {
             format!("token={token} passed_on={passed_on} rev={revision}")
         }
         Outcome::Refused { token, revision, .. } if token.0 == 0 => format!("rev={revision}"),
-        Outcome::Released { token, revision } | Outcome::Refused { token, revision, .. } => {
+        Outcome::Released { token, revision }
+        | Outcome::Changed { token, revision }
+        | Outcome::Refused { token, revision, .. } => {
             format!("token={token} rev={revision}")
         }
         Outcome::Cancelled { revision }
@@ -81,6 +99,7 @@ fn reason(reason: &EndReason) -> String {
         EndReason::Forced { who, why } => format!("forced by {}: {}", text(who), text(why)),
         EndReason::Cancelled => "cancelled".to_owned(),
         EndReason::TimedOut => "timed_out".to_owned(),
+        EndReason::Upgraded => "upgraded".to_owned(),
     }
 }
 
@@ -92,8 +111,11 @@ pub(crate) fn event(names: &Names, event: &Event, out: &mut String) {
         EventKind::LeaseEnded { lease: id, reason: why } => {
             format!("lease_ended {} {}", lease(names, *id), reason(why))
         }
-        EventKind::Granted { key, lease: id, token, .. } => {
-            format!("granted {} {} token={token}", text(key), lease(names, *id))
+        EventKind::Granted { key, lease: id, token, mode: how } => {
+            format!("granted {} {} token={token}{}", text(key), lease(names, *id), mode(*how))
+        }
+        EventKind::Converted { key, lease: id, token, mode: how } => {
+            format!("converted {} {} token={token}{}", text(key), lease(names, *id), mode(*how))
         }
         EventKind::Queued { key, lease: id, number, wait_ms } => {
             format!("queued {} {} number={number} wait={wait_ms}", text(key), lease(names, *id))
@@ -121,7 +143,9 @@ pub(crate) fn key(names: &Names, info: &KeyInfo, out: &mut String) {
     let mut line = format!("key {}:", text(info.key.as_bytes()));
     for holder in &info.holders {
         let id = lease(names, holder.lease);
-        write!(line, " held by {id} token={} number={}", holder.token, holder.number)
+        let (token, floor, mode) =
+            (holder.token, floor(holder.token, holder.floor), mode(holder.mode));
+        write!(line, " held by {id} token={token}{floor} number={}{mode}", holder.number)
             .expect("a string takes everything");
         for (name, value) in [("label", holder.label.as_bytes()), ("value", &holder.value)] {
             if !value.is_empty() {
@@ -133,7 +157,8 @@ pub(crate) fn key(names: &Names, info: &KeyInfo, out: &mut String) {
     }
     for waiter in &info.waiters {
         let id = lease(names, waiter.lease);
-        write!(line, " {}:{id}", waiter.position).expect("a string takes everything");
+        write!(line, " {}:{id}{}", waiter.position, mode(waiter.mode))
+            .expect("a string takes everything");
     }
     let shown = info.waiters.len();
     if shown < info.waiters_total as usize {
@@ -162,7 +187,8 @@ pub(crate) fn holds(reply: Option<HoldsReply>, out: &mut String) {
     let mut line = format!("version={}", reply.version);
     for hold in &reply.holds {
         let forced = if hold.forced { " forced" } else { "" };
-        write!(line, " {} token={} number={}{forced}", text(&hold.key), hold.token, hold.number)
+        let (key, mode) = (text(&hold.key), mode(hold.mode));
+        write!(line, " {key} token={} number={}{mode}{forced}", hold.token, hold.number)
             .expect("a string takes everything");
     }
     for number in &reply.waits {

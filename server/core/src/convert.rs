@@ -1,0 +1,94 @@
+//! Changing the mode of a hold.
+//!
+//! A downgrade keeps the hold and its token: what the holder may do shrinks, so nothing that was
+//! fenced by the token becomes wrong. An upgrade gives more than the token stood for, so it is a
+//! new grant with a new token (G2), in one step with the end of the old one: nobody can come
+//! between. It never waits, because two holders that wait for each other's end would wait for ever.
+
+use leasehold_protocol::command::Caller;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::{EndReason, EventKind};
+use leasehold_protocol::ids::{LeaseId, Mode, Revision, Token};
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::shard::{check_key, check_mode};
+
+use crate::blob::Key;
+use crate::digest;
+use crate::memory::Kind;
+use crate::retry::{check_acks, print_of_convert};
+use crate::state::{State, Step, TOKEN_MAX};
+use crate::table::Waiter;
+
+impl State {
+    pub(crate) fn convert(
+        &mut self,
+        step: &mut Step<'_>,
+        caller: &Caller,
+        key: &[u8],
+        token: Token,
+        mode: Mode,
+    ) -> Outcome {
+        let checked = check_acks(caller).and(check_key(key).map(|_| ())).and(check_mode(mode));
+        if let Err(code) = checked {
+            return self.refusal(code, Token(0));
+        }
+        let print = print_of_convert(key, token, mode);
+        let ticket = match self.admit(step, caller, Kind::Convert, print) {
+            Ok(ticket) => ticket,
+            Err(outcome) => return outcome,
+        };
+        let Some(key) = self.key_held_by(key, ticket.lease, token) else {
+            let present = self.present_token(key);
+            return self.remember_refusal(step, ticket, ErrorCode::NOT_OWNER, present);
+        };
+        self.raise(step);
+        let outcome = match (self.mode_of(&key, ticket.lease), mode) {
+            (Mode::EXCLUSIVE, Mode::SHARED) => self.downgrade(step, &key, ticket.lease, token),
+            (Mode::SHARED, Mode::EXCLUSIVE) => self.upgrade(step, &key, ticket.lease),
+            _ => Outcome::Changed { token, revision: Revision(self.revision) },
+        };
+        self.remember(step, ticket, outcome)
+    }
+
+    fn mode_of(&self, key: &Key, lease: LeaseId) -> Mode {
+        let hold = self.keys.get(key).and_then(|entry| entry.holds.get(&lease));
+        hold.expect("the caller knows the hold").mode
+    }
+
+    fn downgrade(
+        &mut self,
+        step: &mut Step<'_>,
+        key: &Key,
+        lease: LeaseId,
+        token: Token,
+    ) -> Outcome {
+        let mode = Mode::SHARED;
+        let entry = self.keys.entry_mut(key).expect("a held key is in the table");
+        let hold = entry.holds.get_mut(&lease).expect("the caller knows the hold");
+        self.sum.sub(digest::hold(key, lease, hold));
+        hold.mode = mode;
+        self.sum.add(digest::hold(key, lease, hold));
+        self.set_floor(key, token.0);
+        self.emit(step, EventKind::Converted { key: key.to_vec(), lease, token, mode });
+        self.hand_over(step, key);
+        Outcome::Changed { token, revision: Revision(self.revision) }
+    }
+
+    fn upgrade(&mut self, step: &mut Step<'_>, key: &Key, lease: LeaseId) -> Outcome {
+        let entry = self.keys.get(key).expect("a held key is in the table");
+        let hold = entry.holds.get(&lease).expect("the caller knows the hold");
+        if hold.forced.is_some() {
+            return self.refusal(ErrorCode::HOLD_FORCED, Token(0));
+        }
+        if let Some((_, other)) = entry.holds.iter().find(|(holder, _)| **holder != lease) {
+            return self.refusal(ErrorCode::UPGRADE_CONFLICT, other.token);
+        }
+        if self.last_token >= TOKEN_MAX {
+            return self.refusal(ErrorCode::TOKENS_EXHAUSTED, Token(0));
+        }
+        let hold = self.take_hold(step, key, lease, EndReason::Upgraded);
+        let (mode, own, wait_ms) = (Mode::EXCLUSIVE, None, 0);
+        let again = Waiter { lease, number: hold.number, mode, own, value: hold.value, wait_ms };
+        Outcome::Granted(self.grant(step, key, again))
+    }
+}
