@@ -318,8 +318,8 @@ fn overload_costs_no_session_and_no_leadership() {
     // Heartbeats that wait behind requests would miss even these times within seconds.
     let spec = Spec::default()
         .flag("heartbeat-ms", 200)
-        .flag("election-min-ms", 1_500)
-        .flag("election-max-ms", 2_500)
+        .flag("election-min-ms", 1_000)
+        .flag("election-max-ms", 1_500)
         .flag("watchdog-ms", 20_000);
     let cluster = Cluster::start(spec).expect("a cluster");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
