@@ -234,7 +234,7 @@ fn connections_cut_anywhere_cost_nothing() {
     let cut = Way::CutWithin(WITHIN);
     links.set_clients(Rules { refuse: false, to_server: cut, to_client: cut });
     let made = || links.clients().map(Proxy::cuts).sum::<u64>();
-    bare::until_within(PATIENCE * 10, "connections are cut", || made() >= cuts);
+    bare::until_within(PATIENCE * scaled(10, 60), "connections are cut", || made() >= cuts);
     let made = made();
     links.set_clients(Rules::default());
     assert!(load.progress(100, PATIENCE), "no grants after the cuts");
