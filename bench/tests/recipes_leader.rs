@@ -312,8 +312,8 @@ fn a_deposed_leader_answers_what_it_owes_and_follows_by_snapshot() {
 /// B26: far more requests than the cluster can do cost nobody a session, and the leader its place.
 #[test]
 fn overload_costs_no_session_and_no_leadership() {
-    let connections = scaled(100, 200);
-    let run_ms = scaled(6_000, 120_000);
+    let connections = scaled(48, 200);
+    let (excess, run_ms) = scaled((2.0, 4_000), (3.0, 120_000));
     let _alone = process::alone();
     // Heartbeats that wait behind requests would miss even these times within seconds.
     let spec = Spec::default()
@@ -325,9 +325,9 @@ fn overload_costs_no_session_and_no_leadership() {
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
     let closed = load::Plan {
         mode: load::Mode::Closed { in_flight: 32 },
-        connections: connections / 4,
+        connections: 48,
         keys: 64,
-        ttl_ms: 5_000,
+        ttl_ms: scaled(3_000, 5_000),
         value_len: 16,
         warm_up_ms: 300,
         run_ms: 1_000,
@@ -341,18 +341,18 @@ fn overload_costs_no_session_and_no_leadership() {
         // It fails if any renewal is refused.
         load::run(addr, plan).expect("every session is renewed")
     };
-    let mut done = overload(3.0 * capacity, closed.run_ms).ops_per_s;
+    // Batches are larger under load: more may be possible than a closed loop shows.
     for _ in 0..5 {
-        // Batches are larger under load, or the machine is less busy now: more is possible.
-        if done > 1.5 * capacity {
-            capacity = done;
-            done = overload(3.0 * capacity, closed.run_ms).ops_per_s;
+        let done = overload(2.0 * capacity, 500).ops_per_s;
+        if done < 1.5 * capacity {
+            break;
         }
+        capacity = done;
     }
-    let outcome = overload(3.0 * capacity, run_ms);
-    assert!(outcome.ops_per_s < 2.0 * capacity, "INVALID: that was no overload");
+    let outcome = overload(excess * capacity, run_ms);
+    assert!(outcome.ops_per_s < 0.8 * excess * capacity, "INVALID: that was no overload");
     println!(
-        "{capacity:.0} operations a second possible, three times that asked for, {:.0} done; \
+        "{capacity:.0} operations a second possible, {excess} times that asked for, {:.0} done; \
          {} unfinished, refused: {:?}",
         outcome.ops_per_s, outcome.unfinished, outcome.errors
     );

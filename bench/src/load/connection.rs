@@ -99,7 +99,7 @@ impl Connection {
             // Connections are spread over one interval, so that their acquires do not coincide.
             first_ns: (interval_ns.min(1e9) * index as f64 / plan.connections as f64) as u64,
             ttl_ms: plan.ttl_ms,
-            renew_ns: now_ns() + renew_every_ns(plan.ttl_ms),
+            renew_ns: u64::MAX,
             unsent: Vec::new(),
             unsent_from: 0,
             buffer: vec![0; READ_LEN],
@@ -145,8 +145,10 @@ impl Connection {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    /// Starts the schedule, or the first cycles.
+    /// Starts the schedule, or the first cycles. The others took their time to connect: whoever
+    /// came first is to be renewed now.
     pub(super) fn begin(&mut self, now: u64) {
+        self.renew_ns = now;
         match self.mode {
             Mode::Open { .. } => {
                 self.first_ns += now;

@@ -340,8 +340,13 @@ impl<E: Env> Group<E> {
         }
         // Planted (G1, G7): the engine's own stamp, which a late answer to an earlier request moves.
         if planted!("confirmed-by-the-engine") {
-            let read = self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await;
-            return read.map(|_| ()).map_err(|_| ConfirmError::NotLeader);
+            while self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await.is_err() {
+                if self.leadership() != Some(leadership) {
+                    return Err(ConfirmError::NotLeader);
+                }
+                E::Rt::sleep(Duration::from_millis(1)).await;
+            }
+            return Ok(());
         }
         self.rounds.confirm(leadership).await.map_err(|Ended| ConfirmError::NotLeader)
     }

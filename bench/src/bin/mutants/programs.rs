@@ -1,5 +1,6 @@
 //! The test programs, and the tiers in which they are run: the cheapest first.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -68,12 +69,13 @@ static PROTOCOL_TESTS: [Program; 5] = [
     program(PROTOCOL, "lib"),
     program(PROTOCOL, "hostile"),
 ];
-static CORE_TESTS: [Program; 5] = [
+static CORE_TESTS: [Program; 6] = [
     program(CORE, "scripts"),
     program(CORE, "lib"),
     program(CORE, "batch"),
     program(CORE, "wheel"),
     program(CORE, "model"),
+    program(CORE, "search"),
 ];
 static SERVER_TESTS: [Program; 1] = [program(SERVER, "lib")];
 static WAL_TESTS: [Program; 5] = [
@@ -83,11 +85,12 @@ static WAL_TESTS: [Program; 5] = [
     program(SERVER, "wal_disk"),
     program(SERVER, "wal_images"),
 ];
-static RAFT_TESTS: [Program; 5] = [
+static RAFT_TESTS: [Program; 6] = [
     program(SERVER, "raft_confirm"),
     program(SERVER, "raft_faults"),
     program(SERVER, "raft_cluster"),
     program(SERVER, "raft_peers"),
+    program(SERVER, "raft_pins"),
     program(SERVER, "suites"),
 ];
 static SHARD_TESTS: [Program; 1] = [program(SERVER, "shard")];
@@ -107,6 +110,20 @@ static LONG_SIMULATOR: [Program; 1] =
 const LONG: Duration = Duration::from_secs(1_800);
 
 impl Tier {
+    const ALL: [Self; 11] = [
+        Self::Protocol,
+        Self::Core,
+        Self::Server,
+        Self::Wal,
+        Self::Raft,
+        Self::Shard,
+        Self::Simulator,
+        Self::Client,
+        Self::Cluster,
+        Self::Processes,
+        Self::LongSimulator,
+    ];
+
     pub(crate) fn programs(self) -> &'static [Program] {
         match self {
             Self::Protocol => &PROTOCOL_TESTS,
@@ -122,4 +139,11 @@ impl Tier {
             Self::LongSimulator => &LONG_SIMULATOR,
         }
     }
+}
+
+/// The names of all test targets but `lib`.
+pub(crate) fn targets() -> impl Iterator<Item = &'static str> {
+    let all: BTreeSet<&str> =
+        Tier::ALL.iter().flat_map(|tier| tier.programs()).map(|program| program.target).collect();
+    all.into_iter().filter(|target| *target != "lib")
 }

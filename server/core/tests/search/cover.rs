@@ -59,6 +59,7 @@ fn command(command: &Command) -> &'static str {
         Command::ForceRelease { .. } => "force",
         Command::EndForced { .. } => "end_forced",
         Command::TimeOut { .. } => "time_out",
+        Command::Convert { .. } => "convert",
     }
 }
 
@@ -73,6 +74,7 @@ fn outcome(outcome: &Outcome) -> &'static str {
         Outcome::Closed { .. } => "closed",
         Outcome::Forced { .. } => "forced",
         Outcome::Begun { .. } => "begun",
+        Outcome::Changed { .. } => "changed",
         Outcome::Refused { code, .. } => code.name(),
     }
 }
