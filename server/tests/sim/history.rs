@@ -86,7 +86,7 @@ impl History {
             queued: None,
             outcome: Outcome::Unknown,
         };
-        Call { index: self.push(Record::Op(op)), history: self.clone() }
+        Call { index: self.push(Record::Op(op)), history: self.clone(), copied: Rc::default() }
     }
 
     /// A renewal was acknowledged, or an opening.
@@ -160,6 +160,8 @@ impl History {
 pub(crate) struct Call {
     history: Rc<History>,
     index: usize,
+    /// Copies of the request may come before it: no answer is the first one.
+    copied: Rc<Cell<bool>>,
 }
 
 impl Call {
@@ -175,8 +177,14 @@ impl Call {
         self.edit(|op| op.attempts += 1);
     }
 
-    pub(crate) fn attempts(&self) -> u32 {
-        self.edit(|op| op.attempts)
+    /// A copy of its request is sent under another record.
+    pub(crate) fn copied(&self) {
+        self.copied.set(true);
+    }
+
+    /// Its answer is that to the only request that was ever sent.
+    pub(crate) fn is_first_answer(&self) -> bool {
+        !self.copied.get() && self.edit(|op| op.attempts) == 1
     }
 
     /// Its request was sent first at this time.
@@ -187,11 +195,9 @@ impl Call {
     /// The answer `queued`; only that to the first attempt tells where the wait began.
     pub(crate) fn queued(&self, revision: u64) {
         let at_ns = SimWorld::current().now_ns();
-        self.edit(|op| {
-            if op.attempts == 1 && op.queued.is_none() {
-                op.queued = Some(QueuedAt { revision, at_ns });
-            }
-        });
+        if self.is_first_answer() {
+            self.edit(|op| _ = op.queued.get_or_insert(QueuedAt { revision, at_ns }));
+        }
     }
 
     /// The new lease of an opening.
@@ -255,9 +261,9 @@ fn told(answer: &Answer, lease: Option<u64>) -> Outcome {
         Answer::Released { token, revision } => {
             Outcome::Released { token: token.0, revision: Some(revision.0) }
         }
-        Answer::Closed { revision } | Answer::Forced { revision, .. } => {
-            Outcome::Done { revision: Some(revision.0) }
-        }
+        Answer::Closed { revision }
+        | Answer::Forced { revision, .. }
+        | Answer::Changed { revision, .. } => Outcome::Done { revision: Some(revision.0) },
         Answer::Refused { code, token, revision } => Outcome::Refused {
             code: code.name().to_owned(),
             token: Some(token.0).filter(|token| *token != 0),
