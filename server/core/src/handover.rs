@@ -142,7 +142,10 @@ impl State {
         let key = self.forget_wait(lease, number);
         self.take_waiter(&key, lease);
         self.settle_wait(step, &key, lease, number, outcome);
-        self.hand_over(step, &key);
+        // Planted (G4): shared waiters behind a cancelled writer wait on.
+        if !planted!("cancelled-writer-blocks") {
+            self.hand_over(step, &key);
+        }
     }
 
     /// Ends a live lease's hold and passes the key on. An own lease ends with its hold.
