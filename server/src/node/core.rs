@@ -375,7 +375,7 @@ fn counter_of(request: &Request) -> Counter {
     match request {
         Request::Command(request) => match &request.command {
             Command::Open { .. } => Counter::RequestOpen,
-            Command::Acquire { .. } => Counter::RequestAcquire,
+            Command::Acquire { .. } | Command::AcquireAll { .. } => Counter::RequestAcquire,
             Command::Cancel { .. } => Counter::RequestCancel,
             Command::Release { .. } | Command::ReleaseOwn { .. } => Counter::RequestRelease,
             Command::Close { .. } => Counter::RequestClose,

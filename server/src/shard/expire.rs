@@ -78,15 +78,21 @@ impl<E: Env> Shard<E> {
     /// ends before its TTL, so there is time.
     async fn walk(self: Rc<Self>, leadership: Leadership) {
         let now = self.clock.now();
-        let (waits, forced) = {
+        let (waits, forced, delays) = {
             let state = self.state.borrow();
             let limited = state.waits().filter(|(_, _, wait_ms)| *wait_ms != u32::MAX);
             let forced = state.forced_pending();
             let forced = forced.map(|(key, token, lease)| (key.to_owned(), token, lease));
-            (limited.collect::<Vec<_>>(), forced.collect::<Vec<_>>())
+            let delays = state.delays();
+            let delays = delays.map(|(key, token, delay_ms)| (key.to_owned(), token, delay_ms));
+            (limited.collect::<Vec<_>>(), forced.collect::<Vec<_>>(), delays.collect::<Vec<_>>())
         };
         for (key, token, lease) in forced {
             self.set_forced(key.into_bytes(), token, lease);
+        }
+        // This leader does not know how much of them is over: each lasts once more.
+        for (key, token, delay_ms) in delays {
+            self.set_delay(key.into_bytes(), token, delay_ms);
         }
         for chunk in waits.chunks(CHUNK_LEN) {
             for (lease, number, wait_ms) in chunk {
@@ -131,6 +137,18 @@ impl<E: Env> Shard<E> {
         self.set_timer(at, TimerKind::Forced(key, token));
     }
 
+    fn set_delay(&self, key: Vec<u8>, token: Token, delay_ms: u32) {
+        let at = self.clock.now().after(Duration::from_millis(u64::from(delay_ms)));
+        self.set_timer(at, TimerKind::Delay(key, token));
+    }
+
+    /// What is left of a lock-delay, in milliseconds.
+    pub(super) fn delay_left_ms(&self, key: &str, token: Token) -> Option<u32> {
+        let kind = TimerKind::Delay(key.as_bytes().to_vec(), token);
+        let at = self.timers.borrow().when(&kind)?;
+        u32::try_from(at.since(self.clock.now()).as_millis()).ok()
+    }
+
     /// Keeps table and wheel in step with what was applied.
     pub(super) fn follow_leases(&self, events: &[Event]) {
         let leading = self.leading.get().is_some();
@@ -155,6 +173,9 @@ impl<E: Env> Shard<E> {
                 EventKind::ForcedPending { key, lease, token, .. } if leading => {
                     self.set_forced(key.clone(), *token, *lease);
                 }
+                EventKind::DelayBegan { key, token, delay_ms } if leading => {
+                    self.set_delay(key.clone(), *token, *delay_ms);
+                }
                 _ => {}
             }
         }
@@ -173,6 +194,11 @@ impl<E: Env> Shard<E> {
                 TimerKind::Wait(lease, number) => {
                     let command = Command::TimeOut { lease, number };
                     self.propose_timer(leadership, command, TimerKind::Wait(lease, number));
+                }
+                TimerKind::Delay(_, token) if !self.still_delayed(token) => {}
+                TimerKind::Delay(key, token) => {
+                    let command = Command::EndDelay { key: key.clone(), token };
+                    self.propose_timer(leadership, command, TimerKind::Delay(key, token));
                 }
                 TimerKind::Forced(key, token) => {
                     let command = Command::EndForced { key: key.clone(), token };
@@ -193,6 +219,10 @@ impl<E: Env> Shard<E> {
 
     fn still_forced(&self, token: Token) -> bool {
         self.state.borrow().forced_pending().any(|(_, pending, _)| pending == token)
+    }
+
+    fn still_delayed(&self, token: Token) -> bool {
+        self.state.borrow().is_delayed(token)
     }
 
     /// The lease and its TTL if it may be expired now; else its entry is put back, or dropped.
