@@ -3,8 +3,10 @@
 CARGO ?= cargo
 ROUNDS ?= 20
 N ?= 40
+FROM ?= 0
+TIMES ?= 10
 
-.PHONY: help build demo dev test verify fix bench torture sim mutants docs clean
+.PHONY: help build demo dev test verify fix bench torture sim mutants hostile docs clean
 
 help: ## Lists the targets.
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,11 +40,18 @@ bench: ## Measures load, latency and failover of a release build.
 torture: build ## Kills leaders under contention, ROUNDS=20 times, and checks G1-G5 and G7.
 	LEASEHOLD_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --test contention -- --nocapture
 
-sim: ## Runs N=40 simulated clusters, or the one of SEED.
-	$(CARGO) test -p leasehold-server --test sim -- $(if $(SEED),--seed $(SEED),--seeds $(N))
+sim: ## Runs N=40 simulated clusters from seed FROM=0 on, or the one of SEED.
+	$(CARGO) test -p leasehold-server --test sim --profile sim -- \
+		$(if $(SEED),--seed $(SEED),--from $(FROM) --seeds $(N))
 
 mutants: build ## Plants faults, one at a time, or ONLY=a,b, and shows which test notices each.
 	target/debug/mutants $(if $(ONLY),--only $(ONLY)) $(if $(EACH),--each)
+
+hostile: ## Mutates frames, logs and snapshots TIMES=10 times as often as the tests do, from SEED=1.
+	HOSTILE_TIMES=$(TIMES) HOSTILE_SEED=$(or $(SEED),1) WAL_IMAGES_TIMES=$(TIMES) \
+		$(CARGO) test --workspace --test hostile --test hostile_peers --test wal_images -- --nocapture
+	HOSTILE_TIMES=$(TIMES) HOSTILE_SEED=$(or $(SEED),1) \
+		$(CARGO) test --workspace --lib hostile -- --nocapture
 
 docs: ## Builds the API documentation.
 	$(CARGO) doc --workspace --no-deps

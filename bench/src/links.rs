@@ -41,6 +41,16 @@ impl Links {
         self.clients.get(&id)
     }
 
+    /// The proxies in front of client ports.
+    pub fn clients(&self) -> impl Iterator<Item = &Proxy> {
+        self.clients.values()
+    }
+
+    /// Sets one rule for all of those.
+    pub fn set_clients(&self, rules: Rules) {
+        self.clients().for_each(|proxy| proxy.set(rules));
+    }
+
     /// Nothing passes between two nodes.
     pub fn cut(&self, a: u64, b: u64) {
         self.cut_way(a, b);

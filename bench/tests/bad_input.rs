@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process;
 use leasehold_bench::wire::{Wire, refusal};
-use leasehold_protocol::command::{Caller, Command};
+use leasehold_protocol::command::{Caller, Command, OwnLease};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Secret, ShardId, Token};
 use leasehold_protocol::limits::{KEY_LEN_MAX, VALUE_LEN_MAX, WINDOW};
@@ -99,6 +99,33 @@ fn every_bad_input_has_its_code_and_nothing_is_lost() {
         leases(&mut client);
     }
     cluster.wait_leader(0, PATIENCE).expect("still a leader");
+}
+
+/// B149: a lease that ends before a leader can be replaced is refused where it is asked for.
+#[test]
+fn a_ttl_shorter_than_a_change_of_leader_is_refused() {
+    let _alone = process::alone();
+    let spec = Spec { nodes: 1, ..Spec::default() };
+    let spec = spec.flag("heartbeat-ms", 200).flag("election-min-ms", 1_500);
+    let cluster = Cluster::start(spec.flag("election-max-ms", 2_400)).expect("a cluster");
+    let wire = Wire::connect(cluster.addresses(1).client, LIMIT).expect("connected");
+    let mut client = Client { wire, lease: LeaseId(0), next: 1 };
+    for ttl_ms in [1_000, 4_799] {
+        let reply = client.open(ttl_ms, SECRET);
+        expect(&reply, ErrorCode::TTL_OUT_OF_RANGE, &format!("TTL {ttl_ms}"));
+        let Reply::Error(error) = reply else { unreachable!("it is a refusal") };
+        assert!(error.message.contains("4800 to 600000"), "{}", error.message);
+    }
+    let Reply::Outcome(reply) = client.open(4_800, SECRET) else { panic!("no session") };
+    let Outcome::Opened { lease, .. } = reply.outcome else { panic!("no session: {reply:?}") };
+    client.lease = lease;
+    let own = Some(OwnLease { ttl_ms: 4_799, secret: SECRET });
+    let Command::Acquire { caller, key, mode, value, wait_ms, .. } = client.acquire(b"own") else {
+        unreachable!("it is an acquire")
+    };
+    let reply = client.command(Command::Acquire { caller, key, mode, own, value, wait_ms });
+    expect(&reply, ErrorCode::TTL_OUT_OF_RANGE, "an own lease");
+    assert!(cluster.log(1).contains("up to 4800 ms"), "the start says so: {}", cluster.log(1));
 }
 
 fn ttls(client: &mut Client) {

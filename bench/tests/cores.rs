@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use leasehold::{Client, Guard, HoldState, Session};
+use leasehold_bench::clock::Deadline;
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process;
 
@@ -29,6 +30,27 @@ async fn release_all(guards: Vec<Guard>) {
     }
 }
 
+/// Every answered acquire was measured, wherever it arrived; every node has peers.
+fn check_metrics(cluster: &Cluster) {
+    let sum = |name: &str, label: &str| -> f64 {
+        cluster.ids().map(|id| cluster.metric(id, name, label).expect("a page")).sum()
+    };
+    let asked = sum("leasehold_requests_total", "kind=\"acquire\"");
+    let took = sum("leasehold_request_seconds_count", "kind=\"acquire\"");
+    assert!(asked >= f64::from(KEYS) && asked.to_bits() == took.to_bits(), "{took} of {asked}");
+    assert!(sum("leasehold_request_seconds_sum", "kind=\"acquire\"") > 0.0);
+    assert!(sum("leasehold_commands_applied_total", "") >= f64::from(KEYS));
+    assert!(sum("leasehold_reactor_stall_max_seconds", "") > 0.0);
+    let deadline = Deadline::after(PATIENCE);
+    for (name, label) in [("leasehold_connections", "peer"), ("leasehold_peer_links", "")] {
+        for id in cluster.ids() {
+            while cluster.metric(id, name, label).expect("a page") < 2.0 {
+                assert!(!deadline.passed(), "node {id} shows too few {name}");
+            }
+        }
+    }
+}
+
 #[test]
 fn shards_of_all_cores_serve_survive_a_leader_and_stop_in_order() {
     let _alone = process::alone();
@@ -39,6 +61,15 @@ fn shards_of_all_cores_serve_survive_a_leader_and_stop_in_order() {
 async fn two_cores() {
     let spec = Spec { shards: SHARDS, ..Spec::default() }.flag("cores", 2);
     let mut cluster = Cluster::start(spec).expect("a cluster");
+    // Each node leads a shard of a new cluster before any leads two.
+    for shard in 0..SHARDS {
+        let first = 1 + u64::from(shard) % 3;
+        let deadline = Deadline::after(PATIENCE);
+        while cluster.leader(shard) != Some(first) {
+            assert!(!deadline.passed(), "shard {shard} is led by {:?}", cluster.leader(shard));
+            tokio::task::yield_now().await;
+        }
+    }
     let client = Client::connect(&cluster.endpoint_list()).await.expect("a client");
     assert_eq!(client.shards(), SHARDS);
     let session = client.session(TTL).expect("a session");
@@ -48,6 +79,8 @@ async fn two_cores() {
     used.sort_unstable();
     used.dedup();
     assert_eq!(used.len(), SHARDS as usize, "every shard, so both cores, has keys");
+
+    check_metrics(&cluster);
 
     // A client that was told only of a node that leads nothing.
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");

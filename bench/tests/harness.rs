@@ -98,7 +98,15 @@ fn blind_reads_are_caught() {
 }
 
 fn plan(mode: Mode) -> load::Plan {
-    load::Plan { mode, connections: 4, keys: 5_000, value_len: 16, warm_up_ms: 100, run_ms: 1_000 }
+    load::Plan {
+        mode,
+        connections: 4,
+        keys: 5_000,
+        ttl_ms: 60_000,
+        value_len: 16,
+        warm_up_ms: 100,
+        run_ms: 1_000,
+    }
 }
 
 #[test]

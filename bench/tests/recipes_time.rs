@@ -7,7 +7,7 @@ mod bare;
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use bare::{LIMIT, Lease, scaled, until};
@@ -21,36 +21,31 @@ use leasehold_bench::worker::{Event, Order, Settings, Worker};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{LeaseId, RequestId, Secret};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::Reply;
+use leasehold_protocol::reply::{Reply, Role};
 use leasehold_protocol::request::Freshness;
 use rustix::process::Signal;
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// Every node's account of one lease.
-struct Observer {
-    wires: BTreeMap<u64, Wire>,
+/// What a node says about a lease.
+enum Account {
+    /// It cannot tell.
+    Nothing,
+    /// It lives for so many milliseconds.
+    Left(u32),
+    /// There is no such lease.
+    Ended,
 }
 
-impl Observer {
-    fn new() -> Self {
-        Self { wires: BTreeMap::new() }
-    }
-
-    /// What is left of the lease, as one node says, with the times around the question. The outer
-    /// option is whether the node could tell, the inner one whether the lease lives.
-    fn left_ms(&mut self, cluster: &Cluster, id: u64, lease: LeaseId) -> Option<Option<u32>> {
-        let limit = Duration::from_secs(1);
-        if !self.wires.contains_key(&id) {
-            let wire = Wire::connect(cluster.addresses(id).client, limit).ok()?;
-            self.wires.insert(id, wire);
-        }
-        let Some(sessions) = bare::try_sessions(self.wires.get_mut(&id)?, limit) else {
-            self.wires.remove(&id);
-            return None;
-        };
-        let found = sessions.iter().find(|session| session.lease == lease);
-        Some(found.map(|session| session.remaining_ms.expect("a fresh read tells what is left")))
+fn account(cluster: &Cluster, id: u64, lease: LeaseId) -> Account {
+    let limit = Duration::from_secs(1);
+    let wire = Wire::connect(cluster.addresses(id).client, limit).ok();
+    let Some(sessions) = wire.and_then(|mut wire| bare::try_sessions(&mut wire, limit)) else {
+        return Account::Nothing;
+    };
+    match sessions.iter().find(|session| session.lease == lease) {
+        Some(session) => Account::Left(session.remaining_ms.expect("a fresh read tells it")),
+        None => Account::Ended,
     }
 }
 
@@ -59,45 +54,46 @@ impl Observer {
 #[test]
 fn a_third_failover_gives_no_more_time_than_the_first() {
     const FAILOVERS: u64 = 3;
-    let ttl_ms: u32 = scaled(3_000, 120_000);
+    let ttl_ms: u32 = scaled(2_000, 120_000);
     let _alone = process::alone();
     let mut cluster = Cluster::start(Spec::default()).expect("a cluster");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
     let lease = bare::open_lease(&mut bare::connect(cluster.addresses(leader).client), ttl_ms);
-    let mut observer = Observer::new();
-    let (mut failovers, mut rises, mut last) = (0, 0, ttl_ms);
-    let mut restarted_ns = now_ns();
+    let (mut failovers, mut rises, mut last_ms) = (0, 0, ttl_ms);
+    let mut killed_ns = now_ns();
     loop {
-        let mut answers = 0;
+        let mut told = false;
         for id in cluster.ids() {
-            let Some(left) = observer.left_ms(&cluster, id, lease.id) else { continue };
-            let Some(left_ms) = left else {
-                assert_eq!(failovers, FAILOVERS, "it ended before the last failover");
-                let late_ms = to_ms(now_ns() - restarted_ns) - f64::from(ttl_ms);
-                println!(
-                    "TTL {ttl_ms} ms, {rises} rises in {failovers} failovers; the last {late_ms:.0} ms after the TTL"
-                );
-                assert!(rises <= failovers, "{rises} rises in {failovers} failovers");
-                return;
+            let left_ms = match account(&cluster, id, lease.id) {
+                Account::Nothing => continue,
+                Account::Left(left_ms) => left_ms,
+                Account::Ended => {
+                    assert_eq!(failovers, FAILOVERS, "it ended before the last failover");
+                    assert!(rises <= failovers, "{rises} rises in {failovers} failovers");
+                    assert!(rises > 0, "INVALID: no failover was seen");
+                    let late_ms = to_ms(now_ns() - killed_ns) - f64::from(ttl_ms);
+                    println!(
+                        "TTL {ttl_ms} ms: {rises} rises in {failovers} failovers, the end \
+                         {late_ms:.0} ms after the last kill + TTL"
+                    );
+                    return;
+                }
             };
-            answers += 1;
+            told = true;
             assert!(left_ms <= ttl_ms, "node {id} says {left_ms} of {ttl_ms} ms are left");
             // Half a TTL is no rounding and no short stall.
-            rises += u64::from(left_ms > last + ttl_ms / 2);
-            last = left_ms;
+            rises += u64::from(left_ms > last_ms + ttl_ms / 2);
+            last_ms = left_ms;
         }
-        if answers > 0 && failovers < FAILOVERS && last < ttl_ms / 4 * 3 && last > ttl_ms / 4 {
+        if told && failovers < FAILOVERS && last_ms < ttl_ms * 2 / 5 {
             let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
+            killed_ns = now_ns();
             cluster.kill(leader).expect("killed");
-            restarted_ns = now_ns();
             cluster.spawn(leader).expect("started again");
-            cluster.wait_ready(PATIENCE).expect("ready again");
-            observer = Observer::new();
             failovers += 1;
         }
-        let overdue = now_ns()
-            > restarted_ns + u64::from(ttl_ms) * NS_PER_MS * 2 + PATIENCE.as_nanos() as u64 * 2;
-        assert!(!overdue, "after {failovers} failovers the lease does not end; {last} ms are left");
+        let limit_ns = u64::from(ttl_ms) * NS_PER_MS + 2 * PATIENCE.as_nanos() as u64;
+        assert!(now_ns() < killed_ns + limit_ns, "no end; {last_ms} ms are left");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -107,8 +103,10 @@ fn a_third_failover_gives_no_more_time_than_the_first() {
 #[test]
 fn what_is_left_is_never_absurd_while_leaders_pause() {
     const TTLS_MS: [u32; 2] = [600_000, 5_000];
-    let rounds = scaled(4, 30);
-    let pause = Duration::from_millis(scaled(900, 3_000));
+    /// Of all nodes, after each pause.
+    const ANSWERS: u64 = 20;
+    let rounds: u64 = scaled(4, 30);
+    let pause = Duration::from_millis(scaled(500, 3_000));
     let _alone = process::alone();
     let mut cluster = Cluster::start(Spec::default()).expect("a cluster");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
@@ -116,8 +114,9 @@ fn what_is_left_is_never_absurd_while_leaders_pause() {
     let leases = TTLS_MS.map(|ttl_ms| (bare::open_lease(&mut wire, ttl_ms), ttl_ms));
     let first_term = bare::term(&cluster);
     let stop = AtomicBool::new(false);
+    let told = AtomicU64::new(0);
     let watch = |addr| {
-        let (mut told, mut refused) = (0_u64, 0_u64);
+        let mut refused = 0_u64;
         while !stop.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(20));
             let limit = Duration::from_millis(500);
@@ -131,7 +130,7 @@ fn what_is_left_is_never_absurd_while_leaders_pause() {
                 refused += 1;
                 continue;
             };
-            told += 1;
+            told.fetch_add(1, Ordering::Relaxed);
             for session in sessions {
                 let asked = leases.iter().find(|(lease, _)| lease.id == session.lease);
                 let (_, ttl_ms) = asked.expect("only these were opened");
@@ -140,25 +139,28 @@ fn what_is_left_is_never_absurd_while_leaders_pause() {
                 assert_eq!(session.ttl_ms, *ttl_ms, "the TTL that was asked for");
             }
         }
-        (told, refused)
+        refused
     };
     let addrs = cluster.endpoints();
-    let (told, refused) = std::thread::scope(|scope| {
+    let refused: u64 = std::thread::scope(|scope| {
         let watchers: Vec<_> = addrs.iter().map(|addr| scope.spawn(|| watch(*addr))).collect();
         for _ in 0..rounds {
             let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
             cluster.signal(leader, Signal::STOP).expect("stopped");
             std::thread::sleep(pause);
+            let leads = |id| bare::own_status(&cluster, id).is_some_and(|s| s.role == Role::Leader);
+            until("another leader", || cluster.ids().any(|id| id != leader && leads(id)));
             cluster.signal(leader, Signal::CONT).expect("continued");
+            let until_told = told.load(Ordering::Relaxed) + ANSWERS;
+            until("nodes answer again", || told.load(Ordering::Relaxed) >= until_told);
         }
         stop.store(true, Ordering::Relaxed);
-        let seen = watchers.into_iter().map(|watcher| watcher.join().expect("all was sound"));
-        seen.fold((0, 0), |sum, seen| (sum.0 + seen.0, sum.1 + seen.1))
+        watchers.into_iter().map(|watcher| watcher.join().expect("all was sound")).sum()
     });
     let terms = bare::term(&cluster) - first_term;
+    let told = told.into_inner();
     println!("{rounds} pauses, {terms} terms, {told} sound answers, {refused} refusals");
-    assert!(terms > 0, "INVALID: no pause cost a leadership");
-    assert!(told > 0 && refused > 0, "INVALID: {told} answers, {refused} refusals");
+    assert!(terms >= rounds, "INVALID: {terms} terms");
 }
 
 /// B10: a take-over with very many live leases costs one election, not many.

@@ -3,8 +3,7 @@
 //!
 //! A fault is a branch on `planted!("its-name")`: the constant `false` in every normal build, true
 //! in one built with `--cfg planted="its-name"`. A build with `--cfg planted="all"` carries all of
-//! them, asleep, and the variable `PLANTED_FAULT` wakes one. The names are declared in the
-//! workspace's `Cargo.toml`; any other is a lint error.
+//! them, asleep, and the variable `PLANTED_FAULT` wakes one. The table of `mutants` lists the names.
 
 /// True where this fault is planted and awake, and nowhere else.
 #[macro_export]

@@ -264,7 +264,7 @@ pub struct ShardStatus {
     pub role: Role,
     /// The Raft term.
     pub term: u64,
-    /// The leader it knows, `NodeId(0)` if none.
+    /// The leader it knows, `NodeId(0)` if none; a leader that no majority follows names none.
     pub leader: NodeId,
     /// Raft's last log index.
     pub last_index: u64,

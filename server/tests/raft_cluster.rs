@@ -4,6 +4,7 @@ mod raft_support;
 
 use futures_util::stream::FuturesOrdered;
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
 
@@ -12,8 +13,10 @@ use leasehold_core::State;
 use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_server::env::Disk;
-use leasehold_server::raft::types::Leadership;
-use leasehold_server::raft::{Group, GroupError, GroupSpec, ProposeError, TransferError};
+use leasehold_server::raft::types::{Leadership, Member};
+use leasehold_server::raft::{
+    Group, GroupError, GroupSpec, ProposeError, TransferError, first_leader,
+};
 use leasehold_server::rt::sim::SimRt;
 use leasehold_server::wal::Recovered;
 use openraft::AsyncRuntime;
@@ -170,6 +173,45 @@ fn leadership_moves_when_asked() {
         assert_ne!(to.0, leader);
         cluster.leader_but(leader).await;
         cluster.agree().await;
+    });
+}
+
+#[test]
+fn a_new_groups_leadership_goes_to_its_node_once() {
+    let members: BTreeMap<u64, Member> = (1..=3).map(|node| (node, member(node))).collect();
+    let turns: Vec<_> = (0..4).map(|shard| first_leader(ShardId(shard), &members).0).collect();
+    assert_eq!(turns, [1, 2, 3, 1]);
+    for first in 1..=3 {
+        run(60 + first, async {
+            let cluster = Cluster::new(3);
+            for node in 1..=3 {
+                cluster.start(node).await.expect("an empty disk opens");
+            }
+            let group = cluster.group(1);
+            assert_eq!(group.initialize(members.clone()).await, Ok(true));
+            group.settle(NodeId(first)).await;
+            assert_eq!(cluster.leader().await.0, first);
+            cluster.open_lease(1).await;
+            assert_eq!(group.initialize(members.clone()).await, Ok(false), "it was formed before");
+            cluster.kill(first);
+            cluster.leader_but(first).await;
+        });
+    }
+}
+
+#[test]
+fn a_new_group_is_led_though_its_node_does_not_come_up() {
+    run(64, async {
+        let cluster = Cluster::new(3);
+        for node in 1..=2 {
+            cluster.start(node).await.expect("an empty disk opens");
+        }
+        let members = (1..=3).map(|node| (node, member(node))).collect();
+        let group = cluster.group(1);
+        assert_eq!(group.initialize(members).await, Ok(true));
+        group.settle(NodeId(3)).await;
+        assert_eq!(cluster.leader().await.0, 1);
+        cluster.open_lease(1).await;
     });
 }
 

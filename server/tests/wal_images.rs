@@ -87,6 +87,9 @@ struct Camera {
     rng: Rc<SimRng>,
     history: History,
     images: Rc<RefCell<Vec<Image>>>,
+    /// Disks whose process was killed: the machine goes on, so all of it is to be read, though not
+    /// all is durable.
+    killed: Rc<RefCell<Vec<Image>>>,
     boundaries: Rc<RefCell<Boundaries>>,
 }
 
@@ -98,6 +101,7 @@ impl Camera {
             rng: Rc::new(SimRng::new(99)),
             history: history.clone(),
             images: Rc::default(),
+            killed: Rc::default(),
             boundaries: Rc::default(),
         };
         let (at_sync, at_store) = (this.clone(), this.clone());
@@ -112,6 +116,8 @@ impl Camera {
         for names_kept in 0..=disk.unsynced_names() {
             self.take(disk, &subsets(&pieces, &self.rng, SAMPLES), names_kept);
         }
+        let killed = Image { disk: disk.image_of_kill(), acked: self.history.acked.get() };
+        self.killed.borrow_mut().push(killed);
         let images = self.images.borrow().len() - before;
         self.classify(disk, &pieces, images);
     }
@@ -243,6 +249,25 @@ impl Checked {
         }
     }
 
+    /// Starts after every kill; what the start hands out must be there after a power cut that keeps
+    /// nothing that is not durable, and after one at each boundary of that start.
+    fn check_killed(&mut self, history: &History, killed: &[Image], device: Device) {
+        for image in killed {
+            let recovering = History { acked: Rc::new(Cell::new(image.acked)), ..history.clone() };
+            let again = Camera::watch(&image.disk, device, &recovering);
+            let found_len = self.recovered(history, image);
+            for image in thinned(again.images.take(), 3, &again.rng) {
+                self.recovered(history, &image);
+                self.second += 1;
+            }
+            image.disk.observe(|_| {});
+            image.disk.observe_stores(|_| {});
+            image.disk.lose_power(&[], 0);
+            history.check(found_len, &recover(&image.disk).0);
+            self.boundaries.saw("killed", 1);
+        }
+    }
+
     fn add_boundaries(&mut self, camera: &Camera) {
         for (what, images) in camera.boundaries.take().0 {
             self.boundaries.saw(what, images);
@@ -260,8 +285,8 @@ impl Checked {
     }
 }
 
-const BOUNDARIES: [&str; 8] =
-    ["store", "header", "opening", "records", "names", "after a sync", "seal", "append"];
+const BOUNDARIES: [&str; 9] =
+    ["killed", "store", "header", "opening", "records", "names", "after a sync", "seal", "append"];
 
 /// The same calls in batches of different lengths. Of long lists of images, every n-th by a seeded
 /// draw, so that all of them together take seconds.
@@ -271,6 +296,7 @@ fn check_in_bursts(calls: &[Call], bursts: &[usize], device: Device) -> Checked 
         let (history, camera) = record(calls.to_vec(), *burst, device);
         let images = thinned(camera.images.take(), 2_500, &SimRng::new(*burst as u64));
         checked.check(&history, &images, device, 24);
+        checked.check_killed(&history, &camera.killed.take(), device);
         checked.add_boundaries(&camera);
     }
     checked
@@ -372,6 +398,8 @@ fn random_histories() {
         let (history, camera) = record(calls, 1 + rng.below(12) as usize, device);
         let images = thinned(camera.images.take(), 200, &rng);
         checked.check(&history, &images, device, 64);
+        let killed = thinned(camera.killed.take(), 16, &rng);
+        checked.check_killed(&history, &killed, device);
         checked.add_boundaries(&camera);
     }
     checked.require(4_000, &BOUNDARIES);

@@ -247,6 +247,7 @@ fn plan(cli: &Cli, mode: Mode, connections: usize, seconds: u64) -> Plan {
         mode,
         connections,
         keys: 8_192,
+        ttl_ms: 60_000,
         value_len: cli.common.value_len,
         warm_up_ms: cli.common.warm_up_s * 1_000,
         run_ms: seconds * 1_000,

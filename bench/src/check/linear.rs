@@ -182,7 +182,7 @@ fn spans(history: &History) -> BTreeMap<(u32, &str), Vec<Span>> {
 #[derive(Default)]
 struct Known<'a> {
     granted: BTreeSet<(u32, &'a str, u64)>,
-    /// Keys with acquires whose outcome did not arrive.
+    /// Keys with acquires whose first outcome did not arrive.
     open: BTreeSet<(u32, &'a str)>,
 }
 
@@ -195,6 +195,10 @@ impl<'a> Known<'a> {
                     known.granted.insert((op.shard, &op.key, *token));
                 }
                 (OpKind::Acquire { .. }, Outcome::Unknown) => {
+                    known.open.insert((op.shard, &op.key));
+                }
+                // Its first attempt may have been granted, and the lease have ended since.
+                (OpKind::Acquire { .. }, Outcome::Refused { .. }) if op.attempts > 1 => {
                     known.open.insert((op.shard, &op.key));
                 }
                 _ => {}
@@ -284,6 +288,19 @@ mod tests {
         let mut run = two_holds();
         read(&mut run, Some(5), 15, (6 * S, 9 * S));
         assert_eq!(verdict(&run), Verdict::Violation);
+    }
+
+    #[test]
+    fn a_holder_whose_retry_found_its_lease_dead_is_not_unknown() {
+        let read_after = |attempts| {
+            let mut run = Run::new();
+            let kind = OpKind::Acquire { wait_ms: 0 };
+            run.refused(1, "k", kind, "lease_dead", (S, 9 * S)).attempts = attempts;
+            read(&mut run, Some(5), 10, (2 * S, 3 * S));
+            verdict(&run)
+        };
+        assert_eq!(read_after(2), Verdict::Ok);
+        assert_eq!(read_after(1), Verdict::Violation);
     }
 
     #[test]

@@ -21,10 +21,6 @@ use super::{Mode, Plan, Record};
 use crate::clock::{Deadline, now_ns};
 use crate::random;
 
-/// TTL of the sessions.
-const TTL_MS: u32 = 60_000;
-/// Time between two renewals.
-const RENEW_NS: u64 = 15_000_000_000;
 /// Within this time the connection and its session are made.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
 /// Deadline that requests state.
@@ -55,6 +51,7 @@ pub(super) struct Connection {
     pending: BTreeMap<RequestId, Pending>,
     /// Acquires that are due and not sent, by the time they were due.
     overdue: VecDeque<u64>,
+    ttl_ms: u32,
     /// When the next acquire is due (open loop), and the time between two.
     due_ns: u64,
     interval_ns: f64,
@@ -101,7 +98,8 @@ impl Connection {
             scheduled: 0,
             // Connections are spread over one interval, so that their acquires do not coincide.
             first_ns: (interval_ns.min(1e9) * index as f64 / plan.connections as f64) as u64,
-            renew_ns: now_ns() + RENEW_NS,
+            ttl_ms: plan.ttl_ms,
+            renew_ns: u64::MAX,
             unsent: Vec::new(),
             unsent_from: 0,
             buffer: vec![0; READ_LEN],
@@ -113,7 +111,7 @@ impl Connection {
 
     fn open_session(&mut self, secret: Secret) -> io::Result<()> {
         let deadline = Deadline::after(OPEN_LIMIT);
-        let open = Command::Open { ttl_ms: TTL_MS, secret, label: b"bench".to_vec() };
+        let open = Command::Open { ttl_ms: self.ttl_ms, secret, label: b"bench".to_vec() };
         let open = Request::Command(CommandRequest {
             shard: SHARD,
             timeout_ms: TIMEOUT_MS,
@@ -147,8 +145,10 @@ impl Connection {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    /// Starts the schedule, or the first cycles.
+    /// Starts the schedule, or the first cycles. The others took their time to connect: whoever
+    /// came first is to be renewed now.
     pub(super) fn begin(&mut self, now: u64) {
+        self.renew_ns = now;
         match self.mode {
             Mode::Open { .. } => {
                 self.first_ns += now;
@@ -203,7 +203,7 @@ impl Connection {
             self.overdue.pop_front();
         }
         if self.renew_ns <= now {
-            self.renew_ns = now + RENEW_NS;
+            self.renew_ns = now + renew_every_ns(self.ttl_ms);
             self.renew()?;
         }
         self.conn.tick(now);
@@ -352,6 +352,11 @@ impl Connection {
         );
         (waiting + sent.count()) as u64
     }
+}
+
+/// Time between two renewals: a quarter of the TTL.
+fn renew_every_ns(ttl_ms: u32) -> u64 {
+    u64::from(ttl_ms) * 250_000
 }
 
 fn outcome_of(reply: &Reply) -> Result<Outcome, ErrorCode> {

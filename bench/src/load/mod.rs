@@ -52,6 +52,9 @@ pub struct Plan {
     pub connections: usize,
     /// Different keys of each connection: more than can be under way on it, or it meets itself.
     pub keys: usize,
+    /// TTL of the sessions, in milliseconds. Each is renewed four times as often; a renewal that is
+    /// not acknowledged ends the run with an error.
+    pub ttl_ms: u32,
     /// Length of each hold's value, in bytes.
     pub value_len: usize,
     /// Load before anything is recorded, in milliseconds.

@@ -61,13 +61,14 @@ pub(crate) fn command(command: Command) -> Request {
 pub(crate) struct Lease {
     pub(crate) id: LeaseId,
     pub(crate) secret: Secret,
+    /// What its requests state as the floor; 0 lets the cluster remember everything.
+    pub(crate) floor: u64,
 }
 
 impl Lease {
-    /// Without any floor, so that the cluster must remember everything.
     pub(crate) fn caller(&self, number: u64) -> Caller {
         let (lease, secret, acks) = (self.id, self.secret, Vec::new());
-        Caller { lease, secret, number: Number(number), floor: Number(0), acks }
+        Caller { lease, secret, number: Number(number), floor: Number(self.floor), acks }
     }
 
     pub(crate) fn acquire(&self, number: u64, key: &str, wait_ms: u32) -> Request {
@@ -87,6 +88,11 @@ impl Lease {
             key: key.as_bytes().to_vec(),
             token,
         })
+    }
+
+    /// Of the acquire before this number.
+    pub(crate) fn cancel(&self, number: u64) -> Request {
+        command(Command::Cancel { caller: self.caller(number), release_if_granted: true })
     }
 
     pub(crate) fn close(&self) -> Request {
@@ -168,7 +174,7 @@ pub(crate) fn outcome(wire: &mut Wire, request: &Request) -> Outcome {
 pub(crate) fn opened(reply: &Reply, secret: Secret) -> Lease {
     match reply {
         Reply::Outcome(reply) => match reply.outcome {
-            Outcome::Opened { lease, .. } => Lease { id: lease, secret },
+            Outcome::Opened { lease, .. } => Lease { id: lease, secret, floor: 0 },
             outcome => panic!("no lease: {outcome:?}"),
         },
         reply => panic!("no lease: {reply:?}"),

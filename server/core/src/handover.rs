@@ -133,7 +133,10 @@ impl State {
                 self.sum.sub(digest::own(key, entry));
                 self.keys.remove(key);
                 self.names.remove(key.name());
-                self.emit(step, EventKind::Vacant { key: key.to_vec() });
+                // Planted (G6): nobody hears that the key is free.
+                if !planted!("vacancy-untold") {
+                    self.emit(step, EventKind::Vacant { key: key.to_vec() });
+                }
                 return;
             }
             let mut head = entry.queue.first();

@@ -4,6 +4,7 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::iter;
 use core::ops::Bound;
 
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Secret, Token};
@@ -139,11 +140,22 @@ impl State {
         self.keys.len()
     }
 
-    /// All queued acquires with their wait limits in milliseconds, in a fixed order, that of the
-    /// queue within a key.
-    pub fn waits(&self) -> impl Iterator<Item = (LeaseId, Number, u32)> {
-        let queues = self.keys.iter().flat_map(|(_, key)| key.queue.iter());
-        queues.map(|(_, waiter)| (waiter.lease, waiter.number, waiter.wait_ms))
+    /// The queued acquires of this moment with their wait limits in milliseconds, in a fixed order,
+    /// that of the queue within a key; for a walk that goes on while the state changes. Made in
+    /// O(1). Each item is one step of about the same work: `None` begins another key.
+    pub fn walk_waits(&self) -> impl Iterator<Item = Option<(LeaseId, Number, u32)>> + use<> {
+        self.keys.clone().into_iter().flat_map(|(_, key)| {
+            let waiters = key.queue.clone().into_iter();
+            let waiters = waiters.map(|(_, waiter)| (waiter.lease, waiter.number, waiter.wait_ms));
+            iter::once(None).chain(waiters.map(Some))
+        })
+    }
+
+    /// All holds of this moment that an operator forced and that are not passed on yet: key, token,
+    /// and the lease that holds; for a walk as in `walk_waits`.
+    pub fn walk_forced(&self) -> impl Iterator<Item = (Vec<u8>, Token, LeaseId)> + use<> {
+        let forced = self.forced.clone().into_iter();
+        forced.map(|(token, (key, lease))| (text(&key).as_bytes().to_vec(), Token(token), lease))
     }
 
     /// All holds that an operator forced and that are not passed on yet: key, token, and the
@@ -152,15 +164,21 @@ impl State {
         self.forced.iter().map(|(token, (key, lease))| (text(key), Token(*token), *lease))
     }
 
-    /// All lock-delays that are not over: key, the lost hold's token, and how long it lasts in
-    /// milliseconds.
-    pub fn delays(&self) -> impl Iterator<Item = (&str, Token, u32)> {
-        self.delays.iter().map(|(token, (key, delay_ms))| (text(key), Token(*token), *delay_ms))
+    /// All lock-delays of this moment that are not over: key, the lost hold's token, and how long
+    /// it lasts in milliseconds; for a walk as in `walk_waits`.
+    pub fn walk_delays(&self) -> impl Iterator<Item = (Vec<u8>, Token, u32)> + use<> {
+        let delays = self.delays.clone().into_iter();
+        delays.map(|(token, (key, delay_ms))| (key.to_vec(), Token(token), delay_ms))
     }
 
     /// Whether a lock-delay of this loss is not over.
     pub fn is_delayed(&self, token: Token) -> bool {
         self.delays.get(&token.0).is_some()
+    }
+
+    /// The hold of this token was forced and is not passed on yet.
+    pub fn is_forced(&self, token: Token) -> bool {
+        self.forced.get(&token.0).is_some()
     }
 
     /// One key, also if nobody holds it or waits.

@@ -73,6 +73,8 @@ fn state() -> State {
 struct Parts {
     prelude: Vec<u8>,
     items: Vec<Vec<u8>>,
+    /// The item whose length is not said as it is.
+    lie: Option<(usize, u32)>,
 }
 
 impl Parts {
@@ -89,7 +91,7 @@ impl Parts {
             }
             rest = later;
         }
-        Self { prelude: prelude.to_vec(), items }
+        Self { prelude: prelude.to_vec(), items, lie: None }
     }
 
     /// The end mark counts the items; it must fit again after some came or went.
@@ -105,12 +107,15 @@ impl Parts {
     /// The stream, in blocks of `per_block` items, with checksums that fit.
     fn bytes(&self, per_block: usize) -> Vec<u8> {
         let mut bytes = self.prelude.clone();
-        let mut checksum = 0;
+        let (mut checksum, mut number) = (0, 0);
         for items in self.items.chunks(per_block) {
             let mut payload = Vec::new();
             for archive in items {
-                payload.extend_from_slice(&(archive.len() as u32).to_le_bytes());
+                let lie = self.lie.filter(|(liar, _)| *liar == number);
+                let len = lie.map_or(archive.len() as u32, |(_, len)| len);
+                payload.extend_from_slice(&len.to_le_bytes());
                 payload.extend_from_slice(archive);
+                number += 1;
             }
             checksum = crc32c::crc32c_append(checksum, &payload);
             bytes.extend_from_slice(&(payload.len() as u32).to_le_bytes());
@@ -142,6 +147,9 @@ fn mutation(random: &mut Random, parts: &Parts) -> Vec<u8> {
         if !random.one_in(6) {
             changed.fix_count(counted);
         }
+    }
+    if random.one_in(10) {
+        changed.lie = Some((random.below(changed.items.len().max(1)), random.lie() as u32));
     }
     let per_block = 1 + random.below(30);
     let mut bytes = changed.bytes(per_block);

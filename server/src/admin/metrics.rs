@@ -87,6 +87,9 @@ table! {
     "leasehold_batches_proposed_total", 1.0, "Batches of commands proposed as a leader." {
         BatchesProposed,
     }
+    "leasehold_commands_applied_total", 1.0, "Commands applied by this node, whoever led." {
+        CommandsApplied,
+    }
     "leasehold_forwarded_total", 1.0, "Requests passed on to a shard's leader on another node." {
         Forwarded,
     }
@@ -113,6 +116,10 @@ table! {
     Gauge;
     "leasehold_connections", 1.0, "Open connections." {
         ConnectionsClient "port=\"client\"",
+        ConnectionsPeer "port=\"peer\"",
+    }
+    "leasehold_peer_links", 1.0, "Open connections that this node made to its peers." {
+        PeerLinks,
     }
     "leasehold_leases", 1.0, "Live leases of the core's shards." {
         Leases,
@@ -134,11 +141,28 @@ table! {
     "Longest time between two turns of the core's event loop in the last interval." {
         ReactorStall,
     }
+    "leasehold_reactor_stall_max_seconds", 1e-9,
+    "Longest time between two turns of the core's event loop since the start." {
+        ReactorStallMax,
+    }
 }
 
 table! {
     /// Distributions: durations are recorded in nanoseconds.
     Distribution;
+    "leasehold_request_seconds", 1e-9,
+    "From reading a client's request to its first answer; waiting in a queue is not counted." {
+        TookOpen "kind=\"open\"",
+        TookAcquire "kind=\"acquire\"",
+        TookCancel "kind=\"cancel\"",
+        TookRelease "kind=\"release\"",
+        TookClose "kind=\"close\"",
+        TookForceRelease "kind=\"force_release\"",
+        TookRenew "kind=\"renew\"",
+        TookGet "kind=\"get\"",
+        TookList "kind=\"list\"",
+        TookOther "kind=\"other\"",
+    }
     "leasehold_wal_sync_seconds", 1e-9, "Duration of a flush of the write-ahead log." {
         WalSync,
     }

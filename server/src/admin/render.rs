@@ -56,12 +56,28 @@ pub(super) fn page(metrics: &Metrics, recent: &Recent) -> String {
             let _ = writeln!(page, "{name}{{shard=\"{shard}\"}} {value}");
         }
     }
-    for (index, spec) in Distribution::TABLE.iter().enumerate() {
-        let counts = metrics.merged(index);
-        histogram(&mut page, spec, &counts);
-        quantiles(&mut page, spec, &counts, recent.oldest(index));
-    }
+    distributions(&mut page, metrics, recent);
     page
+}
+
+fn distributions(page: &mut String, metrics: &Metrics, recent: &Recent) {
+    let table = Distribution::TABLE;
+    let counts: Vec<Counts> = (0..table.len()).map(|index| metrics.merged(index)).collect();
+    let mut next = 0;
+    for family in table.chunk_by(|one, other| one.name == other.name) {
+        let indexes = next..next + family.len();
+        next = indexes.end;
+        let Spec { name, help, .. } = family[0];
+        header(page, name, help, "histogram");
+        for index in indexes.clone() {
+            histogram(page, &table[index], &counts[index]);
+        }
+        let name = format!("{name}_recent");
+        header(page, &name, &format!("Quantiles of the last minute. {help}"), "gauge");
+        for index in indexes {
+            quantiles(page, &table[index], &counts[index], recent.oldest(index));
+        }
+    }
 }
 
 /// Every metric as a row of a table in Markdown.
@@ -82,9 +98,12 @@ pub(crate) fn catalogue() -> String {
     for family in SHARD_FAMILIES {
         let _ = writeln!(rows, "| `{}` | gauge | shard | {} |", family.name, family.help);
     }
-    for Spec { name, help, .. } in Distribution::TABLE {
-        let _ = writeln!(rows, "| `{name}` | histogram | le | {help} |");
-        let _ = writeln!(rows, "| `{name}_recent` | gauge | quantile | The same, last minute. |");
+    for family in Distribution::TABLE.chunk_by(|one, other| one.name == other.name) {
+        let Spec { name, label, help, .. } = family[0];
+        let label = label.split_once('=').map_or(String::new(), |(name, _)| format!("{name}, "));
+        let _ = writeln!(rows, "| `{name}` | histogram | {label}le | {help} |");
+        let recent = "The same, last minute.";
+        let _ = writeln!(rows, "| `{name}_recent` | gauge | {label}quantile | {recent} |");
     }
     rows
 }
@@ -110,31 +129,35 @@ fn families(
     }
 }
 
+/// A label and what separates it from the next one.
+fn labels(spec: &Spec) -> String {
+    if spec.label.is_empty() { String::new() } else { format!("{},", spec.label) }
+}
+
 fn histogram(page: &mut String, spec: &Spec, counts: &Counts) {
-    let name = spec.name;
-    header(page, name, spec.help, "histogram");
+    let (name, labels) = (spec.name, labels(spec));
     let bounds: &[f64] = if spec.scale < 1.0 { &BOUNDS_SECONDS } else { &BOUNDS_COUNT };
     for bound in bounds {
         let count = counts.at_most((bound / spec.scale).round() as u64);
-        let _ = writeln!(page, "{name}_bucket{{le=\"{bound}\"}} {count}");
+        let _ = writeln!(page, "{name}_bucket{{{labels}le=\"{bound}\"}} {count}");
     }
     let total = counts.total();
-    let _ = writeln!(page, "{name}_bucket{{le=\"+Inf\"}} {total}");
-    let _ = writeln!(page, "{name}_sum {}", counts.sum as f64 * spec.scale);
-    let _ = writeln!(page, "{name}_count {total}");
+    let _ = writeln!(page, "{name}_bucket{{{labels}le=\"+Inf\"}} {total}");
+    let own = if spec.label.is_empty() { String::new() } else { format!("{{{}}}", spec.label) };
+    let _ = writeln!(page, "{name}_sum{own} {}", counts.sum as f64 * spec.scale);
+    let _ = writeln!(page, "{name}_count{own} {total}");
 }
 
 fn quantiles(page: &mut String, spec: &Spec, counts: &Counts, oldest: Option<&Counts>) {
     let recent = oldest.map_or_else(|| counts.since(&Counts::empty()), |then| counts.since(then));
-    let name = format!("{}_recent", spec.name);
-    header(page, &name, &format!("Quantiles of the last minute. {}", spec.help), "gauge");
+    let (name, labels) = (spec.name, labels(spec));
     for quantile in QUANTILES {
         // Nothing recorded has no quantile, which is not the same as zero.
         let value = match recent.len() {
             0 => f64::NAN,
             _ => recent.value_at_quantile(quantile) as f64 * spec.scale,
         };
-        let _ = writeln!(page, "{name}{{quantile=\"{quantile}\"}} {value}");
+        let _ = writeln!(page, "{name}_recent{{{labels}quantile=\"{quantile}\"}} {value}");
     }
 }
 
@@ -173,6 +196,7 @@ mod tests {
         metrics.handle(0).shift(Gauge::ConnectionsClient, -1);
         metrics.handle(0).record(Distribution::WalSync, 90_000);
         metrics.handle(1).record(Distribution::WalSync, 3_000_000);
+        metrics.handle(1).record(Distribution::TookRenew, 400_000);
         let leader = Some(NodeId(7));
         metrics.health().report(0, &ShardReport { leader, ..ShardReport::default() });
         let page = page(&metrics, &Recent::default());
@@ -187,10 +211,16 @@ mod tests {
             ("leasehold_wal_sync_seconds_bucket{le=\"0.005\"}", 2.0),
             ("leasehold_wal_sync_seconds_bucket{le=\"+Inf\"}", 2.0),
             ("leasehold_wal_sync_seconds_count", 2.0),
+            ("leasehold_request_seconds_bucket{kind=\"renew\",le=\"0.0005\"}", 1.0),
+            ("leasehold_request_seconds_bucket{kind=\"get\",le=\"+Inf\"}", 0.0),
+            ("leasehold_request_seconds_count{kind=\"renew\"}", 1.0),
+            ("leasehold_request_seconds_sum{kind=\"renew\"}", 0.000_4),
         ] {
             assert!((value(&page, series) - expected).abs() < 1e-9, "{series}");
         }
         assert!((value(&page, "leasehold_wal_sync_seconds_sum") - 0.003_09).abs() < 1e-9);
+        let longest = "leasehold_request_seconds_recent{kind=\"renew\",quantile=\"1\"}";
+        assert!((0.000_4..0.000_42).contains(&value(&page, longest)));
         let median = value(&page, "leasehold_wal_sync_seconds_recent{quantile=\"0.5\"}");
         assert!((0.000_09..0.000_093).contains(&median), "{median}");
         assert!(value(&page, "leasehold_commit_seconds_recent{quantile=\"0.5\"}").is_nan());

@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
+use leasehold_protocol::limits::TTL_MS_MIN;
+
 use super::{Config, Problem};
 
 /// Bytes of a cluster secret, blanks at its end not counted.
@@ -30,6 +32,13 @@ impl Config {
         if cores > self.cluster.shards {
             let shards = self.cluster.shards;
             warnings.push(format!("cores: only {shards} of {cores} executors have a shard"));
+        }
+        let (max, failover) = (self.cluster.election_max_ms, 2 * self.cluster.election_max_ms);
+        if failover > u64::from(TTL_MS_MIN) {
+            warnings.push(format!(
+                "election-max-ms: with {max} a change of leader takes up to {failover} ms, so \
+                 leases with a shorter TTL are refused"
+            ));
         }
         let listen = self.process.client_listen;
         if !listen.ip().is_loopback() {

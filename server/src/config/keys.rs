@@ -209,9 +209,10 @@ pub const KEYS: &[Key] = &[
         fallback: Fallback::Value("150"),
         unit: "milliseconds",
         range: "16..=2500",
-        meaning: "Longest silence of the leader before a node stands. A crashed leader is replaced within about twice this time; \
-            leases shorter than that can end in a failover, so it is bounded by half the \
-            recommended shortest TTL of 5 s.",
+        meaning: "Longest silence of the leader before a node stands. A crashed leader is replaced \
+            within about twice this time, and a lease must outlive that: a shorter TTL is refused, \
+            with the range that is allowed, when a client asks for it. So the shortest TTL is twice \
+            this value, or 1 s if that is more; the recommended 5 s are always allowed.",
         put: put!(cluster.election_max_ms = |text| number(text, 16, 2500)),
     },
     Key {

@@ -146,6 +146,10 @@ fn warnings_name_what_is_probably_not_meant() {
     let line = "cores = 64\nclient-listen = \"0.0.0.0:1\"\nclient-advertise = \"b:1\"";
     let text = from_toml(&format!("{THREE}{line}"), &[]).unwrap().warnings().join("\n");
     assert!(text.contains("only 1 of 64") && text.contains("not authenticated"), "{text}");
+    let warnings = |max| from_toml(&format!("{THREE}election-max-ms = {max}"), &[]);
+    let warnings = |max| warnings(max).unwrap().warnings().join("\n");
+    assert!(warnings(501).contains("up to 1002 ms"), "{}", warnings(501));
+    assert_eq!(warnings(500), "");
     assert!(from_toml(THREE, &[]).unwrap().warnings().is_empty());
 }
 

@@ -17,7 +17,8 @@ use leasehold_protocol::request::Request;
 use openraft::AsyncRuntime;
 
 use super::reply::{ReplySink, ReplyTo};
-use crate::env::{ByteReader, ByteWriter, Clock, Env, Net};
+use crate::admin::Distribution;
+use crate::env::{ByteReader, ByteWriter, Clock, Env, MonoTime, Net};
 use crate::rt::channels::Notify;
 
 /// Bytes read at once.
@@ -39,12 +40,29 @@ pub trait Front {
     fn request(&self, request: Request, to: ReplyTo);
     /// Hears of every answer.
     fn answered(&self, reply: &Reply);
+    /// What to measure about a request, if anything.
+    fn asked(&self, _request: &Request) -> Option<Asked> {
+        None
+    }
+    /// The first answer to what `asked` named goes out.
+    fn took(&self, _asked: Asked) {}
+}
+
+/// A request without an answer, as it is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// Where its duration belongs.
+    pub kind: Distribution,
+    /// When it was read.
+    pub at: MonoTime,
 }
 
 /// A connection as its core's other tasks see it.
 struct Connection {
     front: Rc<dyn Front>,
     conn: RefCell<ServerConn>,
+    /// Measured requests without an answer; as bounded as the connection's requests.
+    asked: RefCell<BTreeMap<u64, Asked>>,
     /// Output, or the end, waits for the writing task.
     output: Notify,
     /// Room was made, or the end came, for the reading task.
@@ -57,6 +75,10 @@ struct Connection {
 impl ReplySink for Connection {
     fn reply(&self, id: u64, reply: &Reply) {
         self.front.answered(reply);
+        let asked = self.asked.borrow_mut().remove(&id);
+        if let Some(asked) = asked {
+            self.front.took(asked);
+        }
         self.conn.borrow_mut().reply(RequestId(id), reply);
         self.output.notify_one();
     }
@@ -77,6 +99,9 @@ impl Connection {
                 None => break,
                 Some(ServerEvent::Hello(_)) => self.greet(),
                 Some(ServerEvent::Request { id, request }) => {
+                    if let Some(asked) = self.front.asked(&request) {
+                        self.asked.borrow_mut().insert(id.0, asked);
+                    }
                     let sink: Rc<dyn ReplySink> = Rc::clone(self) as _;
                     self.front.request(request, ReplyTo::new(sink, id.0));
                 }
@@ -174,6 +199,7 @@ impl Connections {
         let connection = Rc::new(Connection {
             front,
             conn: RefCell::new(conn),
+            asked: RefCell::default(),
             output: Notify::new(),
             room: Notify::new(),
             over: Cell::new(false),

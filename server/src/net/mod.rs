@@ -7,7 +7,7 @@ mod router;
 mod service;
 mod status;
 
-pub use connection::{Connections, Front};
+pub use connection::{Asked, Connections, Front};
 pub use reply::{ReplySink, ReplyTo, error};
 pub use router::{Hop, Hops, Router};
 pub use service::ForwardService;

@@ -289,7 +289,7 @@ impl<E: Env> Router<E> {
     fn own_leaders(&self) -> Vec<LeaderHint> {
         let hint = |shard: &Rc<Shard<E>>| LeaderHint {
             shard: shard.id(),
-            leader: shard.group().leader_hint().unwrap_or(NodeId(0)),
+            leader: shard.known_leader().unwrap_or(NodeId(0)),
         };
         self.shards.values().map(hint).collect()
     }

@@ -129,7 +129,7 @@ fn shard_status<E: Env>(shard: &Rc<Shard<E>>) -> ShardStatus {
         shard: shard.id(),
         role: raft.role,
         term: raft.term,
-        leader: shard.group().leader_hint().unwrap_or(NodeId(0)),
+        leader: shard.known_leader().unwrap_or(NodeId(0)),
         last_index: raft.last_index,
         applied_index: raft.applied_index,
         applied_revision: state.revision(),

@@ -22,15 +22,17 @@ use super::birth::Founding;
 use super::service::CoreService;
 use super::stop::{Barrier, die};
 use super::{Production, ToCore, publish};
-use crate::admin::{CoreHandle, Counter, Metrics, Phase};
+use crate::admin::{CoreHandle, Counter, Distribution, Metrics, Phase};
 use crate::config::Config;
 use crate::disk::linux::LinuxDisk;
 use crate::env::{Clock, Env};
 use crate::error::{Exit, NodeError};
 use crate::identity::{DataDir, Owner};
 use crate::lease::CoreWheel;
-use crate::net::{Connections, Front, Hop, Hops, ReplyTo, Router};
-use crate::raft::{ApplySink, Group, GroupFailed, GroupSpec, Identity, Member, Peers, Timings};
+use crate::net::{Asked, Connections, Front, Hop, Hops, ReplyTo, Router};
+use crate::raft::{
+    ApplySink, Group, GroupFailed, GroupSpec, Identity, Member, Peers, Timings, first_leader,
+};
 use crate::rt::clock::OsClock;
 use crate::rt::executor::Core;
 use crate::rt::hop::{Mailbox, Ports};
@@ -312,6 +314,12 @@ fn random() -> u64 {
 struct Sink(RefCell<Option<Rc<Shard<Production>>>>);
 
 impl ApplySink for Sink {
+    fn counted(&self, commands: usize) {
+        if let Some(shard) = &*self.0.borrow() {
+            shard.counted(commands);
+        }
+    }
+
     fn applied(&self, _state: &State, events: &[Event]) {
         if let Some(shard) = &*self.0.borrow() {
             shard.applied(events);
@@ -353,11 +361,19 @@ impl Front for NodeFront {
     }
 
     fn request(&self, request: Request, to: ReplyTo) {
-        self.metrics.count(counter_of(&request));
+        self.metrics.count(figures_of(&request).0);
         match request {
             Request::Status(request) => self.router.status(request, to, Origin::Client),
             request => self.router.route(request, to, Origin::Client),
         }
+    }
+
+    fn asked(&self, request: &Request) -> Option<Asked> {
+        Some(Asked { kind: figures_of(request).1, at: OsClock.now() })
+    }
+
+    fn took(&self, asked: Asked) {
+        self.metrics.record(asked.kind, OsClock.now().since(asked.at).as_nanos() as u64);
     }
 
     fn answered(&self, reply: &Reply) {
@@ -371,21 +387,29 @@ impl Front for NodeFront {
     }
 }
 
-fn counter_of(request: &Request) -> Counter {
+/// Where a request counts, and where its duration belongs.
+fn figures_of(request: &Request) -> (Counter, Distribution) {
+    let other = (Counter::RequestOther, Distribution::TookOther);
     match request {
         Request::Command(request) => match &request.command {
-            Command::Open { .. } => Counter::RequestOpen,
-            Command::Acquire { .. } | Command::AcquireAll { .. } => Counter::RequestAcquire,
-            Command::Cancel { .. } => Counter::RequestCancel,
-            Command::Release { .. } | Command::ReleaseOwn { .. } => Counter::RequestRelease,
-            Command::Close { .. } => Counter::RequestClose,
-            Command::ForceRelease { .. } => Counter::RequestForceRelease,
-            _ => Counter::RequestOther,
+            Command::Open { .. } => (Counter::RequestOpen, Distribution::TookOpen),
+            Command::Acquire { .. } | Command::AcquireAll { .. } => {
+                (Counter::RequestAcquire, Distribution::TookAcquire)
+            }
+            Command::Cancel { .. } => (Counter::RequestCancel, Distribution::TookCancel),
+            Command::Release { .. } | Command::ReleaseOwn { .. } => {
+                (Counter::RequestRelease, Distribution::TookRelease)
+            }
+            Command::Close { .. } => (Counter::RequestClose, Distribution::TookClose),
+            Command::ForceRelease { .. } => {
+                (Counter::RequestForceRelease, Distribution::TookForceRelease)
+            }
+            _ => other,
         },
-        Request::Renew(_) => Counter::RequestRenew,
-        Request::Get(_) => Counter::RequestGet,
-        Request::List(_) => Counter::RequestList,
-        _ => Counter::RequestOther,
+        Request::Renew(_) => (Counter::RequestRenew, Distribution::TookRenew),
+        Request::Get(_) => (Counter::RequestGet, Distribution::TookGet),
+        Request::List(_) => (Counter::RequestList, Distribution::TookList),
+        _ => other,
     }
 }
 
@@ -441,7 +465,12 @@ impl Running {
         });
         let members: std::collections::BTreeMap<_, _> = members.collect();
         for shard in &self.shards {
-            shard.group().initialize(members.clone()).await.map_err(NodeError::internal)?;
+            let formed = shard.group().initialize(members.clone()).await;
+            if formed.map_err(NodeError::internal)? {
+                let group = Rc::clone(shard.group());
+                let leader = first_leader(shard.id(), &members);
+                drop(Rt::spawn(async move { group.settle(leader).await }));
+            }
         }
         Ok(())
     }

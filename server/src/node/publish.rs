@@ -33,9 +33,13 @@ pub(super) async fn run(
     let mut leaders = Vec::new();
     loop {
         let shards: Vec<_> = router.shards().cloned().collect();
+        shards.iter().for_each(Shard::probe);
         publish_shards(&metrics, &shards, &mut leaders);
         publish_wal(&metrics, &wal);
         metrics.set(Gauge::ConnectionsClient, connections.len() as i64);
+        let peers = router.peers();
+        metrics.set(Gauge::ConnectionsPeer, peers.accepted_len() as i64);
+        metrics.set(Gauge::PeerLinks, peers.links_len() as i64);
         metrics.follow(Counter::AcceptedClient, connections.accepted());
         router.tell_leaders();
         <Production as Env>::Rt::sleep(EVERY).await;
@@ -51,14 +55,14 @@ fn publish_shards(
     leaders.resize(shards.len(), NodeId(0));
     for (shard, last_leader) in shards.iter().zip(leaders.iter_mut()) {
         let raft = shard.group().status();
-        let leader = shard.group().leader_hint();
+        let leader = shard.known_leader();
         let state = shard.state().borrow();
         leases += state.leases_len();
         holds += shard.holds_len();
         waiters += shard.waiters_len();
         let report = ShardReport {
             leader,
-            leads: shard.group().leadership().is_some(),
+            leads: leader.is_some() && shard.group().leadership().is_some(),
             term: raft.term,
             applied_revision: state.revision().0,
             behind: raft.last_index.saturating_sub(raft.applied_index),
@@ -102,6 +106,7 @@ pub(super) struct Accepts {
 pub(super) fn watch_threads(gauges: Vec<Arc<CoreGauges>>, accepts: Accepts, metrics: Arc<Metrics>) {
     std::thread::spawn(move || {
         let first = metrics.handle(0);
+        let mut longest = vec![Duration::ZERO; gauges.len()];
         loop {
             std::thread::sleep(Duration::from_secs(1));
             let failed = |counters: &AcceptCounters| counters.failed.load(Ordering::Relaxed);
@@ -109,8 +114,11 @@ pub(super) fn watch_threads(gauges: Vec<Arc<CoreGauges>>, accepts: Accepts, metr
             let accepted = accepts.peer.accepted.load(Ordering::Relaxed);
             first.follow(Counter::AcceptedPeer, accepted);
             for (core, gauges) in gauges.iter().enumerate() {
-                let gap = gauges.take_longest_gap().as_nanos();
-                metrics.handle(core as u32).set(Gauge::ReactorStall, gap as i64);
+                let gap = gauges.take_longest_gap();
+                longest[core] = longest[core].max(gap);
+                let metrics = metrics.handle(core as u32);
+                metrics.set(Gauge::ReactorStall, gap.as_nanos() as i64);
+                metrics.set(Gauge::ReactorStallMax, longest[core].as_nanos() as i64);
             }
         }
     });

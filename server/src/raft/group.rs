@@ -33,9 +33,9 @@ use super::peers::{Class, Peers, RaftService};
 use super::rounds::{Ended, Rounds};
 use super::signal::Signal;
 use super::snapshot::{Loaded, Owner, Receiving, Snapshots};
-use super::spec::{GroupSpec, SpecError};
+use super::spec::{GroupSpec, SpecError, Timings};
 use super::storage::{Log, LogDamaged};
-use super::types::{EntryData, Leadership, LogId, Member, RaftTypes, Vote};
+use super::types::{EntryData, EntryPrint, Leadership, LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
@@ -257,11 +257,17 @@ impl<E: Env> Group<E> {
         Ok(group)
     }
 
-    /// Forms the group. Harmless if that was done before. On one node only, or with the very same
+    /// The pace.
+    pub fn timings(&self) -> Timings {
+        self.spec.timings
+    }
+
+    /// Forms the group; false if that was done before. On one node only, or with the very same
     /// members on each.
-    pub async fn initialize(&self, members: BTreeMap<u64, Member>) -> Result<(), InitError> {
+    pub async fn initialize(&self, members: BTreeMap<u64, Member>) -> Result<bool, InitError> {
         match self.raft.initialize(members).await {
-            Ok(()) | Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(()),
+            Ok(()) => Ok(true),
+            Err(RaftError::APIError(InitializeError::NotAllowed(_))) => Ok(false),
             Err(RaftError::APIError(InitializeError::NotInMembers(_))) => Err(InitError::NotMember),
             Err(RaftError::Fatal(error)) => Err(InitError::Engine(error.to_string())),
         }
@@ -334,8 +340,13 @@ impl<E: Env> Group<E> {
         }
         // Planted (G1, G7): the engine's own stamp, which a late answer to an earlier request moves.
         if planted!("confirmed-by-the-engine") {
-            let read = self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await;
-            return read.map(|_| ()).map_err(|_| ConfirmError::NotLeader);
+            while self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await.is_err() {
+                if self.leadership() != Some(leadership) {
+                    return Err(ConfirmError::NotLeader);
+                }
+                E::Rt::sleep(Duration::from_millis(1)).await;
+            }
+            return Ok(());
         }
         self.rounds.confirm(leadership).await.map_err(|Ended| ConfirmError::NotLeader)
     }
@@ -345,6 +356,11 @@ impl<E: Env> Group<E> {
         let stored = self.log.membership();
         let nodes = stored.membership().nodes();
         nodes.map(|(node, member)| (NodeId(*node), member.clone())).collect()
+    }
+
+    /// The entries that this node keeps, in order, for checks that compare nodes. Reads them all.
+    pub fn log_prints(&self) -> Vec<EntryPrint> {
+        self.log.prints()
     }
 
     /// What the group looks like from here.

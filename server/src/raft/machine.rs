@@ -28,6 +28,8 @@ const COMMANDS_PER_TURN: usize = 1024;
 /// Learns what happened to the state, in the step in which it happened. Must not borrow the state
 /// mutably and should return soon.
 pub trait ApplySink: 'static {
+    /// So many commands were applied; said before `applied`.
+    fn counted(&self, _commands: usize) {}
     /// Commands were applied; `events` are theirs, in order.
     fn applied(&self, state: &State, events: &[Event]);
     /// A snapshot replaced the state: whatever happened in between is in it and in no event.
@@ -161,11 +163,12 @@ impl<E: Env> RaftStateMachine<RaftTypes<E>> for Machine<E> {
             let at = entry.log_id;
             let applied = self.apply_entry(entry)?;
             turn += applied.0.len();
-            let any = !applied.0.is_empty();
+            let commands = applied.0.len();
             if let Some(responder) = responder {
                 responder.send(applied);
             }
-            if any {
+            if commands > 0 {
+                self.sink.counted(commands);
                 self.sink.applied(&self.state.borrow(), &self.events);
             }
             self.rounds.applied(&at);

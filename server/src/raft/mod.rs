@@ -14,7 +14,8 @@
 //!   entry of that very leadership, and a restarted node never leads without a new election.
 //!
 //! Who does what: `group` is what a shard uses; `storage` is the log over the WAL, `machine` the
-//! state machine over `leasehold_core`, `snapshot` their files, `compact` cuts the log; `network` is what the engine says
+//! state machine over `leasehold_core`, `snapshot` their files, `compact` cuts the log, `spread` moves
+//! a new group's leadership; `network` is what the engine says
 //! to others, `serving` what it is told; `peers` are the connections; `convert` the engine's types
 //! as bytes; `checks` what peers may say. Everything is generic in `E: Env`, so production and the simulator run the same code.
 //!
@@ -36,6 +37,7 @@ mod serving;
 mod signal;
 mod snapshot;
 mod spec;
+mod spread;
 mod storage;
 #[cfg(test)]
 pub(crate) mod suite;
@@ -50,7 +52,8 @@ pub use group::{
 pub use machine::ApplySink;
 pub use peers::{Class, Identity, PeerError, PeerInfo, PeerService, Peers};
 pub use spec::{GroupSpec, SpecError, Timings};
-pub use types::{EntryData, Leadership, Member};
+pub use spread::first_leader;
+pub use types::{EntryData, EntryPrint, Leadership, Member};
 
 /// The shard that a Raft message is for; `None` if it is malformed or no such message.
 pub fn message_shard(kind: u8, body: &[u8]) -> Option<ShardId> {

@@ -287,6 +287,10 @@ impl Inner {
 
     fn wants_round(&self, me: u64) -> bool {
         let Some((&newest, _)) = self.waiters.last_key_value() else { return false };
+        // Planted (G8): whoever waits, waits for the next heartbeat.
+        if planted!("rounds-wait-for-heartbeats") {
+            return false;
+        }
         let last = self.last;
         self.quorum(me, |target| if target.queued > 0 { last } else { target.sent }) < newest
     }

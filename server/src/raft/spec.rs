@@ -17,6 +17,14 @@ pub struct Timings {
     pub election_max: Duration,
 }
 
+impl Timings {
+    /// A crashed leader is replaced within about this time: whatever must outlive that has to last
+    /// longer.
+    pub fn failover(&self) -> Duration {
+        2 * self.election_max
+    }
+}
+
 impl Default for Timings {
     fn default() -> Self {
         Self {

@@ -16,13 +16,14 @@ use std::io;
 use std::ops::{Bound, RangeBounds};
 use std::rc::Rc;
 
+use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::planted;
 use openraft::storage::{IOFlushed, LogState, RaftLogReader, RaftLogStorage};
 use openraft::{EntryPayload, RaftTypeConfig};
 
 use super::convert::{self, RecordError};
 use super::rounds::Rounds;
-use super::types::{Entry, LogId, Membership, RaftTypes, StoredMembership, Vote};
+use super::types::{Entry, EntryPrint, LogId, Membership, RaftTypes, StoredMembership, Vote};
 use crate::env::Env;
 use crate::wal::{Recovered, WalFailed, WalShard};
 
@@ -237,6 +238,16 @@ impl<E: Env> Log<E> {
     /// The index after which entries are there, `None` if the log was never cut.
     pub(crate) fn purged(&self) -> Option<LogId> {
         self.shared.kept.borrow().purged
+    }
+
+    /// All entries that are kept, in order.
+    pub(crate) fn prints(&self) -> Vec<EntryPrint> {
+        let print = |entry: &Entry| EntryPrint {
+            index: entry.log_id.index,
+            leader: (entry.log_id.leader_id.term, NodeId(entry.log_id.leader_id.node_id)),
+            crc: crc32c::crc32c(&convert::entry_record(entry)),
+        };
+        self.shared.kept.borrow().entries.iter().map(print).collect()
     }
 
     /// A snapshot up to `last` with this membership is in force.

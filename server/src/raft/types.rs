@@ -24,6 +24,17 @@ pub type LeaderId = leader_id_adv::LeaderId<u64, u64>;
 pub type Vote = openraft::Vote<LeaderId>;
 /// A position in a log: the leader that wrote it and the index.
 pub type LogId = openraft::LogId<LeaderId>;
+/// An entry's identity and what tells its content from another's, to compare logs of nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EntryPrint {
+    /// Its place.
+    pub index: u64,
+    /// The term and the node of the leader that wrote it.
+    pub leader: (u64, NodeId),
+    /// CRC-32C of its record.
+    pub crc: u32,
+}
+
 /// What an entry carries.
 pub type Payload = EntryPayload<EntryData, u64, Member>;
 /// One entry of a group's log.

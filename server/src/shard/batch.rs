@@ -10,6 +10,7 @@ use leasehold_core::BatchWriter;
 use leasehold_protocol::command::{Command, Want};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 
 use crate::env::MonoTime;
 use crate::net::ReplyTo;
@@ -105,7 +106,9 @@ impl Pending {
             }
             let (command, slot) = self.queue.pop_front().expect("front was there");
             self.bytes -= size;
-            if slot.under.is_none_or(|under| under == leadership) {
+            // Planted (G3): what a former leadership decided is proposed under the next one.
+            let any = planted!("expiry-of-a-former-leadership");
+            if slot.under.is_none_or(|under| under == leadership || any) {
                 batch.writer.push(&command);
                 batch.slots.push(slot);
             } else {

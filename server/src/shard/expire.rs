@@ -27,8 +27,12 @@ const STALL_MIN: Duration = Duration::from_millis(250);
 const WAIT_GRACE: Duration = Duration::from_secs(1);
 /// When a refused proposal is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// Leases expired after one confirmed round; also how many are walked at once at a take-over.
+/// Leases expired after one confirmed round.
 const CHUNK_LEN: usize = 128;
+/// Leases, waits, keys handled in one go at a take-over: some hundred microseconds.
+const WALK_LEN: usize = 512;
+/// Others get the core for so long in between.
+const WALK_PAUSE: Duration = Duration::from_millis(1);
 
 impl<E: Env> Shard<E> {
     /// Follows this node's leadership, as long as the shard lives. One task.
@@ -75,43 +79,58 @@ impl<E: Env> Shard<E> {
     }
 
     /// Puts wheel entries for what this leadership inherited, without holding the core: no lease
-    /// ends before its TTL, so there is time.
+    /// ends before its TTL, so there is time. Leases first: only they bound how long a key is held.
     async fn walk(self: Rc<Self>, leadership: Leadership) {
         let now = self.clock.now();
-        let (waits, forced, delays) = {
-            let state = self.state.borrow();
-            let limited = state.waits().filter(|(_, _, wait_ms)| *wait_ms != u32::MAX);
-            let forced = state.forced_pending();
-            let forced = forced.map(|(key, token, lease)| (key.to_owned(), token, lease));
-            let delays = state.delays();
-            let delays = delays.map(|(key, token, delay_ms)| (key.to_owned(), token, delay_ms));
-            (limited.collect::<Vec<_>>(), forced.collect::<Vec<_>>(), delays.collect::<Vec<_>>())
-        };
-        for (key, token, lease) in forced {
-            self.set_forced(key.into_bytes(), token, lease);
-        }
-        // This leader does not know how much of them is over: each lasts once more.
-        for (key, token, delay_ms) in delays {
-            self.set_delay(key.into_bytes(), token, delay_ms);
-        }
-        for chunk in waits.chunks(CHUNK_LEN) {
-            for (lease, number, wait_ms) in chunk {
-                self.set_wait(*lease, *number, *wait_ms, now);
-            }
-            E::Rt::sleep(Duration::from_millis(1)).await;
-            if self.leads() != Some(leadership) {
-                return;
-            }
-        }
         let mut after = LeaseId(0);
         while self.leads() == Some(leadership) {
-            let chunk: Vec<_> = self.state.borrow().leases_after(after).take(CHUNK_LEN).collect();
-            let Some((last, _)) = chunk.last() else { return };
+            let chunk: Vec<_> = self.state.borrow().leases_after(after).take(WALK_LEN).collect();
+            let Some((last, _)) = chunk.last() else { break };
             after = *last;
             for (lease, ttl_ms) in chunk {
                 self.set_lease(lease, ttl_ms);
             }
-            E::Rt::sleep(Duration::from_millis(1)).await;
+            E::Rt::sleep(WALK_PAUSE).await;
+        }
+        // What began or ended since was told by events.
+        let forced = self.state.borrow().walk_forced();
+        self.in_steps(leadership, forced, |(key, token, lease)| {
+            self.set_forced(key, token, lease);
+        })
+        .await;
+        // How much of a delay is over nobody knows any more: each lasts once more.
+        let delays = self.state.borrow().walk_delays();
+        self.in_steps(leadership, delays, |(key, token, delay_ms)| {
+            self.set_delay(key, token, delay_ms);
+        })
+        .await;
+        let waits = self.state.borrow().walk_waits();
+        self.in_steps(leadership, waits, |wait| match wait {
+            Some((lease, number, wait_ms)) if wait_ms != u32::MAX => {
+                self.set_wait(lease, number, wait_ms, now);
+            }
+            _ => {}
+        })
+        .await;
+    }
+
+    /// Handles what `steps` yields, a little at a time, as long as this leadership lasts.
+    async fn in_steps<T>(
+        &self,
+        leadership: Leadership,
+        mut steps: impl Iterator<Item = T>,
+        handle: impl Fn(T),
+    ) {
+        while self.leads() == Some(leadership) {
+            let mut handled = 0;
+            for step in steps.by_ref().take(WALK_LEN) {
+                handle(step);
+                handled += 1;
+            }
+            if handled < WALK_LEN {
+                return;
+            }
+            E::Rt::sleep(WALK_PAUSE).await;
         }
     }
 
@@ -218,7 +237,7 @@ impl<E: Env> Shard<E> {
     }
 
     fn still_forced(&self, token: Token) -> bool {
-        self.state.borrow().forced_pending().any(|(_, pending, _)| pending == token)
+        self.state.borrow().is_forced(token)
     }
 
     fn still_delayed(&self, token: Token) -> bool {

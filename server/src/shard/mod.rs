@@ -13,6 +13,7 @@ mod batch;
 mod count;
 mod expire;
 mod forward;
+mod probe;
 mod propose;
 mod read;
 mod renew;
@@ -95,6 +96,8 @@ pub struct Shard<E: Env> {
     under_way: Rc<()>,
     /// The leadership whose leases run here.
     leading: Cell<Option<Leadership>>,
+    /// Since when a round is under way that asks whether a majority follows.
+    probing: Cell<Option<MonoTime>>,
     stopping: Cell<bool>,
     shards_total: u32,
     metrics: CoreHandle,
@@ -129,6 +132,7 @@ impl<E: Env> Shard<E> {
             busy_again: Notify::new(),
             under_way: Rc::new(()),
             leading: Cell::new(None),
+            probing: Cell::new(None),
             stopping: Cell::new(false),
             shards_total,
             metrics,
@@ -177,6 +181,11 @@ impl<E: Env> Shard<E> {
     /// New requests are refused.
     pub fn is_stopping(&self) -> bool {
         self.stopping.get()
+    }
+
+    /// So many commands were applied.
+    pub fn counted(&self, commands: usize) {
+        self.metrics.add(Counter::CommandsApplied, commands as u64);
     }
 
     /// What `apply` did: wakes waiters, keeps the lease table, feeds the counters.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::NodeId;
+use leasehold_protocol::limits::{TTL_MS_MAX, TTL_MS_MIN};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::planted;
 use leasehold_protocol::request::CommandRequest;
 use leasehold_protocol::shard::{
     check_delay_ms, check_key, check_label, check_limit, check_mode, check_reason, check_shard,
@@ -29,7 +29,7 @@ impl<E: Env> Shard<E> {
     /// A client's command, here or at the leader.
     pub(super) fn command(self: &Rc<Self>, request: CommandRequest, to: ReplyTo, origin: Origin) {
         if let Err(code) = self.admit(&request) {
-            return to.error(code, NodeId(0));
+            return to.send(&error(code, self.why(code), NodeId(0), 0));
         }
         let wait = match (&request.command, origin) {
             (
@@ -68,9 +68,7 @@ impl<E: Env> Shard<E> {
     ) {
         let deadline = self.deadline(super::TIMEOUT_MS_MAX);
         let waiting = Some(Waiting::Internal(Box::new(done)));
-        // Planted (G3): what a former leadership decided is proposed under the next one.
-        let under = Some(leadership).filter(|_| !planted!("expiry-of-a-former-leadership"));
-        let slot = Slot { waiting, under, deadline };
+        let slot = Slot { waiting, under: Some(leadership), deadline };
         self.push(command, slot);
     }
 
@@ -80,7 +78,7 @@ impl<E: Env> Shard<E> {
             Command::Acquire { key, value, mode, own, .. } => {
                 check_value(value)?;
                 check_mode(*mode)?;
-                own.map_or(Ok(0), |own| check_ttl_ms(u64::from(own.ttl_ms)))?;
+                own.map_or(Ok(()), |own| self.check_ttl(own.ttl_ms))?;
                 key
             }
             Command::AcquireAll { wants, value, own, delay_ms, .. } => {
@@ -109,7 +107,7 @@ impl<E: Env> Shard<E> {
                 key
             }
             Command::Open { ttl_ms, label, .. } => {
-                check_ttl_ms(u64::from(*ttl_ms))?;
+                self.check_ttl(*ttl_ms)?;
                 return check_label(label).map(|_| ());
             }
             Command::Cancel { .. } | Command::Close { .. } => return Ok(()),
@@ -121,6 +119,28 @@ impl<E: Env> Shard<E> {
         };
         check_key(key)?;
         check_shard(self.id, key, self.shards_total)
+    }
+
+    /// A lease must outlive a change of leader: while there is none, nobody can renew it.
+    fn check_ttl(&self, ttl_ms: u32) -> Result<(), ErrorCode> {
+        let ttl_ms = check_ttl_ms(u64::from(ttl_ms))?;
+        if ttl_ms < self.failover_ms() { Err(ErrorCode::TTL_OUT_OF_RANGE) } else { Ok(()) }
+    }
+
+    fn failover_ms(&self) -> u32 {
+        u32::try_from(self.group.timings().failover().as_millis()).unwrap_or(u32::MAX)
+    }
+
+    /// The sentence of a refusal.
+    fn why(&self, code: ErrorCode) -> String {
+        let failover_ms = self.failover_ms();
+        if code != ErrorCode::TTL_OUT_OF_RANGE || failover_ms <= TTL_MS_MIN {
+            return code.text().to_owned();
+        }
+        format!(
+            "A TTL is {failover_ms} to {TTL_MS_MAX} milliseconds in this cluster: a change of \
+             leader takes up to {failover_ms}, twice its election-max-ms."
+        )
     }
 
     fn push(self: &Rc<Self>, command: Command, slot: Slot) {

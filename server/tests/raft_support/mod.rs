@@ -3,6 +3,9 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+#[path = "../sim_env/mod.rs"]
+mod sim_env;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -14,38 +17,19 @@ use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, Secret, ShardId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_server::disk::sim::{SimDisk, SimDiskConfig};
-use leasehold_server::env::{Clock, Env};
+use leasehold_server::env::Clock;
 use leasehold_server::raft::peers::{Identity, Peers};
 use leasehold_server::raft::types::{EntryData, Leadership, Member};
 use leasehold_server::raft::{ApplySink, Group, GroupError, GroupSpec, ProposeError};
-use leasehold_server::rt::sim::{DomainId, SimClock, SimRng, SimRt, SimWorld, WorldConfig};
+use leasehold_server::rt::sim::{DomainId, SimClock, SimRng, SimRt, SimWorld};
 use leasehold_server::rt::sim_net::{SimHost, SimNet, SimNetConfig};
 use leasehold_server::wal::{Wal, WalConfig, WalIdentity};
 use openraft::AsyncRuntime;
-
-/// Everything simulated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SimEnv;
-
-impl Env for SimEnv {
-    type Rt = SimRt;
-    type Clock = SimClock;
-    type Disk = SimDisk;
-    type Net = SimHost;
-}
+pub use sim_env::{SimEnv, run, sleep_ms};
 
 pub const CLUSTER: ClusterId = ClusterId([1; 16]);
 pub const SHARD: ShardId = ShardId(0);
 pub const SECRET: &[u8] = b"the cluster's secret";
-
-/// Runs `test` on a world of its own.
-pub fn run<T>(seed: u64, test: impl Future<Output = T>) -> T {
-    SimRt::with_config(seed, WorldConfig::default()).block_on(test)
-}
-
-pub async fn sleep_ms(ms: u64) {
-    SimRt::sleep(Duration::from_millis(ms)).await;
-}
 
 /// Polls `condition` until it holds; panics with `what` after ten simulated seconds.
 pub async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -63,15 +47,23 @@ pub async fn until(what: &str, condition: impl Fn() -> bool) {
 pub struct Seen {
     pub events: RefCell<Vec<Event>>,
     pub installed: Cell<u64>,
+    /// Told the same.
+    pub other: RefCell<Option<Rc<dyn ApplySink>>>,
 }
 
 impl ApplySink for Seen {
-    fn applied(&self, _state: &State, events: &[Event]) {
+    fn applied(&self, state: &State, events: &[Event]) {
         self.events.borrow_mut().extend_from_slice(events);
+        if let Some(other) = &*self.other.borrow() {
+            other.applied(state, events);
+        }
     }
 
-    fn installed(&self, _state: &State) {
+    fn installed(&self, state: &State) {
         self.installed.set(self.installed.get() + 1);
+        if let Some(other) = &*self.other.borrow() {
+            other.installed(state);
+        }
     }
 }
 

@@ -5,33 +5,51 @@
 //! node it was pointed to or to any. It holds what it was granted for a while, gives it back, and
 //! writes down what it was told and when. It may be stunned or killed at any moment.
 
-use std::cell::Cell;
+mod line;
+mod odd;
+mod take;
+
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
+use leasehold_bench::history::OpKind;
 use leasehold_protocol::command::Command;
-use leasehold_protocol::error::{ErrorClass, ErrorCode};
-use leasehold_protocol::ids::{Mode, Number, Revision, Secret, ShardId};
-use leasehold_protocol::outcome::{Grant, Outcome};
-use leasehold_protocol::reply::{OutcomeReply, Reply};
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{LeaseId, Secret, ShardId, Token};
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{CommandRequest, Freshness, GetRequest, Request};
 use leasehold_protocol::shard::shard_of;
-use leasehold_server::rt::channels::Receiver;
 use leasehold_server::rt::sim::{DomainId, SimRng, SimRt, SimWorld};
 use leasehold_server::rt::sim_net::SimHost;
-use openraft_rt::{AsyncRuntime, MpscReceiver};
+use openraft_rt::AsyncRuntime;
 
-use crate::history::{Acked, Change, Held, History, Read};
-use crate::link::Link;
+pub(crate) use self::line::Line;
+use self::line::outcome;
+use crate::history::{About, Call, History};
 use crate::params::Params;
 use crate::session::Session;
 
 /// Within this a node answers.
 pub(crate) const TIMEOUT_MS: u32 = 500;
 
-/// How long a client waits for one answer.
-const PATIENCE: Duration = Duration::from_millis(700);
+/// A hold with a lease of its own, as one client tells another of it.
+#[derive(Clone, Debug)]
+struct Shared {
+    shard: ShardId,
+    lease: LeaseId,
+    secret: Secret,
+    key: Vec<u8>,
+    token: Token,
+}
+
+/// What clients tell each other.
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    shared: RefCell<Vec<Shared>>,
+}
 
 pub(crate) struct Client {
     pub(crate) id: u64,
@@ -43,61 +61,49 @@ pub(crate) struct Client {
     pub(crate) rng: SimRng,
     pub(crate) params: Params,
     pub(crate) history: Rc<History>,
+    pub(crate) board: Rc<Board>,
     /// Set when no further key is to be taken.
     pub(crate) stop: Rc<Cell<bool>>,
 }
 
-/// How an acquire ended.
-enum Ending {
-    /// Granted; true if at once, in the first answer.
-    Granted(Grant, bool),
-    Without,
-    SessionOver,
-}
-
 impl Client {
     pub(crate) async fn run(self: Rc<Self>) {
-        let mut work = Work { line: Line::new(&self), sessions: BTreeMap::new() };
+        let mut work = Work { line: Line::new(&self), me: self.clone(), sessions: BTreeMap::new() };
         while !self.stop.get() {
-            work.bury();
-            if self.rng.chance(150) {
-                work.read().await;
-            } else if self.rng.chance(10) {
-                work.close().await;
-            } else {
-                work.take_once(&self).await;
-            }
+            work.sessions.retain(|_, session| !session.is_dead());
+            work.step().await;
             SimRt::sleep(Duration::from_millis(self.rng.below(20))).await;
         }
-        work.close().await;
+        // Some leave without a goodbye.
+        if self.rng.chance(600) {
+            work.close().await;
+        }
+        work.sessions.values().for_each(|session| session.close());
     }
 
-    async fn open(&self, shard: ShardId) -> Rc<Session> {
+    async fn open(self: &Rc<Self>, shard: ShardId) -> Rc<Session> {
         let secret = Secret([self.id as u8; 16]);
         let label = format!("client {}", self.id).into_bytes();
-        let open = command(shard, Command::Open { ttl_ms: self.ttl_ms, secret, label });
+        let ttl_ms = self.ttl_ms;
+        let about = About { client: self.id, shard, ..About::default() };
+        let call = self.history.call(about, OpKind::Open { ttl_ms });
+        let open = command(shard, Command::Open { ttl_ms, secret, label });
         let sent_ns = SimWorld::current().now_ns();
-        match Line::new(self).ask(&open).await {
-            Reply::Outcome(OutcomeReply {
-                outcome: Outcome::Opened { lease, revision }, ..
-            }) => {
-                let session = Session::new(self, shard, lease, secret, sent_ns);
-                self.note(&session, revision, Change::Opened);
-                session
-            }
-            other => panic!("client {}: open gave {other:?}", self.id),
-        }
-    }
-
-    fn note(&self, session: &Session, revision: Revision, change: Change) {
-        let heard_ns = SimWorld::current().now_ns();
-        let Session { shard, lease, .. } = *session;
-        let acked = Acked { shard, lease, revision, heard_ns, change };
-        self.history.acked.borrow_mut().push(acked);
+        let answer = outcome(Line::new(self).ask(&open, Some(&call)).await);
+        let Ok(Outcome::Opened { lease, .. }) = answer else {
+            panic!("client {}: open gave {answer:?}", self.id)
+        };
+        call.opened(lease);
+        call.answered(&answer);
+        Session::new(self, (shard, lease), secret, ttl_ms, sent_ns)
     }
 
     fn shard_of(&self, key: &[u8]) -> ShardId {
         shard_of(key, self.params.shards)
+    }
+
+    fn any_key(&self) -> Vec<u8> {
+        format!("key/{}", self.rng.below(self.params.keys)).into_bytes()
     }
 }
 
@@ -105,159 +111,82 @@ fn command(shard: ShardId, command: Command) -> Request {
     Request::Command(CommandRequest { shard, timeout_ms: TIMEOUT_MS, command })
 }
 
+/// The code of a refusal, wherever it was decided.
+fn code_of(answer: &Result<Outcome, ErrorCode>) -> Option<ErrorCode> {
+    match answer {
+        Err(code) | Ok(Outcome::Refused { code, .. }) => Some(*code),
+        Ok(_) => None,
+    }
+}
+
 /// The session is over, whatever exactly the answer says.
-fn is_over(code: ErrorCode) -> bool {
-    matches!(code, ErrorCode::LEASE_DEAD | ErrorCode::LEASE_LOST)
+fn is_over(answer: &Result<Outcome, ErrorCode>) -> bool {
+    matches!(code_of(answer), Some(ErrorCode::LEASE_DEAD | ErrorCode::LEASE_LOST))
 }
 
 /// A client with its session: one lease in each shard where it ever took a key.
 struct Work<'a> {
     line: Line<'a>,
+    me: Rc<Client>,
     sessions: BTreeMap<ShardId, Rc<Session>>,
 }
 
 impl Work<'_> {
+    async fn step(&mut self) {
+        match self.me.rng.below(1_000) {
+            0..130 => self.read().await,
+            130..145 => self.close().await,
+            145..165 => self.bad_input().await,
+            165..178 => self.force().await,
+            178..198 => self.use_shared().await,
+            198..203 => self.open_many().await,
+            _ => self.take_once().await,
+        }
+    }
+
     /// The lease of a shard, opened if there is none yet.
-    async fn session(&mut self, shard: ShardId, client: &Rc<Client>) -> Rc<Session> {
+    async fn session(&mut self, shard: ShardId) -> Rc<Session> {
         if let Some(session) = self.sessions.get(&shard) {
             return session.clone();
         }
-        let session = client.open(shard).await;
+        let session = self.me.open(shard).await;
         self.sessions.insert(shard, session.clone());
-        drop(SimRt::spawn(session.clone().run(client.clone())));
+        drop(SimRt::spawn(session.clone().run()));
         session
     }
 
-    /// Forgets leases that ended before they were to.
-    fn bury(&mut self) {
-        let before = self.sessions.len();
-        self.sessions.retain(|_, session| !session.is_dead());
-        let lost = &self.line.client.history.lost;
-        lost.set(lost.get() + (before - self.sessions.len()) as u64);
+    fn about<'a>(&self, session: &Session, key: &'a [u8]) -> About<'a> {
+        let (shard, lease) = (session.shard, session.lease);
+        About { client: self.me.id, shard, lease, number: None, key }
     }
 
-    fn any_key(&self) -> Vec<u8> {
-        let client = self.line.client;
-        format!("key/{}", client.rng.below(client.params.keys)).into_bytes()
-    }
-
-    /// Takes one key and gives it back.
-    async fn take_once(&mut self, client: &Rc<Client>) {
-        let key = self.any_key();
-        let session = self.session(client.shard_of(&key), client).await;
-        let asked_ns = SimWorld::current().now_ns();
-        let ending = self.acquire(&session, &key).await;
-        if let Ending::Granted(grant, at_once) = ending {
-            self.hold(&session, key, asked_ns, grant, at_once).await;
-        } else if matches!(ending, Ending::SessionOver) {
-            session.die();
-        }
-        session.number.set(session.number.get() + 3);
-    }
-
-    async fn hold(
-        &mut self,
-        session: &Session,
-        key: Vec<u8>,
-        asked_ns: u64,
-        grant: Grant,
-        at_once: bool,
-    ) {
-        // After a wait or a retry only a renewal tells whether the lease still lives.
-        let sure = session.granted(&grant) && at_once;
-        if !sure && !session.confirmed().await {
-            return;
-        }
-        let held = Rc::new(Held {
-            key,
-            lease: session.lease,
-            token: grant.token,
-            grant: grant.revision,
-            asked_ns,
-            known_ns: SimWorld::current().now_ns(),
-            validity: session.validity.clone(),
-            released: Cell::new(None),
-        });
-        let client = self.line.client;
-        client.history.holds.borrow_mut().push(held.clone());
-        // Now and then for so long that only renewals keep the hold.
-        let hold_ms = if client.rng.chance(8) { 6_000 } else { client.params.hold_ms_max };
-        SimRt::sleep(Duration::from_millis(client.rng.below(hold_ms + 1))).await;
-        self.release(session, &held).await;
-    }
-
-    async fn release(&mut self, session: &Session, held: &Held) {
-        let now_ns = SimWorld::current().now_ns();
-        held.released.set(Some((now_ns, held.validity.sure_until_ns.get())));
-        let caller = session.caller(2);
-        let release = Command::Release { caller, key: held.key.clone(), token: held.token };
-        match outcome(self.line.ask(&command(session.shard, release)).await) {
-            Ok(Outcome::Released { token, revision }) => {
-                let change = Change::Released { key: held.key.clone(), token };
-                self.line.client.note(session, revision, change);
-            }
-            Err(code) if is_over(code) => session.die(),
-            other => panic!("client {}: release gave {other:?}", self.line.client.id),
-        }
-    }
-
-    async fn acquire(&mut self, session: &Session, key: &[u8]) -> Ending {
-        let rng = &self.line.client.rng;
-        let patience_ms = if rng.chance(200) { 0 } else { 50 + rng.below(6_000) };
-        let acquire = Command::Acquire {
-            caller: session.caller(0),
-            key: key.to_vec(),
-            mode: Mode::EXCLUSIVE,
-            own: None,
-            value: self.line.client.id.to_le_bytes().to_vec(),
-            wait_ms: patience_ms as u32,
-        };
-        let acquire = command(session.shard, acquire);
-        let give_up_ns = SimWorld::current().now_ns() + patience_ms * 1_000_000;
-        let mut first = true;
-        let answer = self.line.ask_and_wait(&acquire, give_up_ns, &mut first).await;
-        match answer.map(outcome) {
-            Some(Ok(Outcome::Granted(grant))) => Ending::Granted(grant, first),
-            Some(Ok(Outcome::TimedOut { .. }) | Err(ErrorCode::HELD)) => Ending::Without,
-            Some(Err(code)) if is_over(code) => Ending::SessionOver,
-            None if patience_ms > 0 => self.cancel(session).await,
-            other => panic!("client {}: acquire gave {other:?}", self.line.client.id),
-        }
-    }
-
-    async fn cancel(&mut self, session: &Session) -> Ending {
-        let caller = session.caller(1);
-        let cancel = Command::Cancel { caller, release_if_granted: false };
-        let cancel = command(session.shard, cancel);
-        match outcome(self.line.ask(&cancel).await) {
-            Ok(Outcome::Cancelled { revision }) => {
-                let change = Change::WaitEnded { number: Number(session.number.get()) };
-                self.line.client.note(session, revision, change);
-                Ending::Without
-            }
-            Ok(Outcome::Granted(grant)) => Ending::Granted(grant, false),
-            Err(code) if is_over(code) => Ending::SessionOver,
-            // The wait had ended by itself, or the acquire never arrived and never will be executed.
-            Ok(Outcome::TimedOut { .. })
-            | Err(ErrorCode::CANCELLED | ErrorCode::HELD | ErrorCode::TIMED_OUT) => Ending::Without,
-            other => panic!("client {}: cancel gave {other:?}", self.line.client.id),
-        }
+    /// Sends a command until its outcome is certain, and records it.
+    async fn settle(&mut self, shard: ShardId, body: Command, call: &Call) -> Answer {
+        let answer = outcome(self.line.ask(&command(shard, body), Some(call)).await);
+        call.answered(&answer);
+        answer
     }
 
     async fn read(&mut self) {
-        let key = self.any_key();
-        let asked_ns = SimWorld::current().now_ns();
+        let key = self.me.any_key();
+        self.read_key(&key).await;
+    }
+
+    /// The holder's token.
+    async fn read_key(&mut self, key: &[u8]) -> Option<Token> {
+        let shard = self.me.shard_of(key);
+        let about = About { client: self.me.id, shard, key, ..About::default() };
+        let call = self.me.history.call(about, OpKind::Get);
         let freshness = Freshness::Linearizable;
-        let get = GetRequest { key: key.clone(), freshness, timeout_ms: TIMEOUT_MS };
-        match self.line.ask(&Request::Get(get)).await {
+        let get = GetRequest { key: key.to_vec(), freshness, timeout_ms: TIMEOUT_MS };
+        match self.line.ask(&Request::Get(get), Some(&call)).await {
             Reply::Keys(reply) => {
                 assert!(!reply.stale, "a linearizable read is not stale");
-                let holder = reply.keys[0].holders.first().map(|h| (h.lease, h.token));
-                let read =
-                    Read { shard: reply.shard, key, asked_ns, revision: reply.revision, holder };
-                self.line.client.history.reads.borrow_mut().push(read);
+                let token = reply.keys[0].holders.first().map(|holder| holder.token);
+                call.read(token, reply.revision.0);
+                token
             }
-            other => panic!("client {}: get gave {other:?}", self.line.client.id),
+            other => panic!("client {}: get gave {other:?}", self.me.id),
         }
     }
 
@@ -265,136 +194,15 @@ impl Work<'_> {
     async fn close(&mut self) {
         while let Some((shard, session)) = self.sessions.pop_first() {
             session.close();
+            let call = self.me.history.call(self.about(&session, b""), OpKind::Close);
             let close = Command::Close { lease: session.lease, secret: session.secret };
-            match outcome(self.line.ask(&command(shard, close)).await) {
-                Ok(Outcome::Closed { revision }) => {
-                    self.line.client.note(&session, revision, Change::Closed);
-                }
-                // A retry of a close finds the lease dead.
-                Err(code) if is_over(code) => {}
-                other => panic!("client {}: close gave {other:?}", self.line.client.id),
-            }
+            let answer = self.settle(shard, close, &call).await;
+            // A retry of a close finds the lease dead.
+            let closed = matches!(answer, Ok(Outcome::Closed { .. })) || is_over(&answer);
+            assert!(closed, "client {}: close gave {answer:?}", self.me.id);
         }
     }
 }
 
-/// What a definite answer says.
-fn outcome(reply: Reply) -> Result<Outcome, ErrorCode> {
-    match reply {
-        Reply::Outcome(OutcomeReply { outcome: Outcome::Refused { code, .. }, .. }) => Err(code),
-        Reply::Outcome(reply) => Ok(reply.outcome),
-        Reply::Error(error) => Err(error.code),
-        other => panic!("no outcome: {other:?}"),
-    }
-}
-
-/// A code that a reply carries, if it carries one.
-fn code_of(reply: &Reply) -> Option<ErrorCode> {
-    match reply {
-        Reply::Outcome(OutcomeReply { outcome: Outcome::Refused { code, .. }, .. }) => Some(*code),
-        Reply::Error(error) => Some(error.code),
-        _ => None,
-    }
-}
-
-/// A client's way to the cluster: one connection at a time.
-pub(crate) struct Line<'a> {
-    pub(crate) client: &'a Client,
-    link: Option<Link>,
-    node: u64,
-}
-
-impl<'a> Line<'a> {
-    pub(crate) fn new(client: &'a Client) -> Self {
-        Self { client, link: None, node: 1 + client.rng.below(client.params.nodes) }
-    }
-
-    pub(crate) async fn pause(&self) {
-        self.client.history.retries.set(self.client.history.retries.get() + 1);
-        SimRt::sleep(Duration::from_millis(1 + self.client.rng.below(40))).await;
-    }
-
-    /// Asks until the answer is certain.
-    pub(crate) async fn ask(&mut self, request: &Request) -> Reply {
-        loop {
-            if let Some(reply) = self.try_once(request).await {
-                return reply;
-            }
-            self.pause().await;
-        }
-    }
-
-    /// Sends once; `None` if the answer leaves anything open.
-    pub(crate) async fn try_once(&mut self, request: &Request) -> Option<Reply> {
-        let mut answers = self.send(request).await?;
-        self.next(&mut answers, PATIENCE).await
-    }
-
-    /// The same for an acquire, through its wait; `None` when it is time to give up. `first` is
-    /// true if the answer is the first one to the first send.
-    async fn ask_and_wait(
-        &mut self,
-        request: &Request,
-        give_up_ns: u64,
-        first: &mut bool,
-    ) -> Option<Reply> {
-        loop {
-            if let Some(mut answers) = self.send(request).await {
-                let mut patience = PATIENCE;
-                while let Some(reply) = self.next(&mut answers, patience).await {
-                    if reply.is_final() {
-                        return Some(reply);
-                    }
-                    *first = false;
-                    if SimWorld::current().now_ns() >= give_up_ns {
-                        return None;
-                    }
-                    // A wait that stays silent is asked for again, here or elsewhere.
-                    patience = Duration::from_millis(200 + self.client.rng.below(2_000));
-                }
-            }
-            *first = false;
-            self.pause().await;
-        }
-    }
-
-    async fn send(&mut self, request: &Request) -> Option<Receiver<Reply>> {
-        if self.link.is_none() {
-            self.link = Link::open(&self.client.host, self.node).await;
-        }
-        let sent = self.link.as_ref().map(|link| link.request(request));
-        if sent.is_none() {
-            self.turn();
-        }
-        sent
-    }
-
-    /// The next answer. Without one the connection is given up; a retryable one may name another
-    /// node.
-    async fn next(&mut self, answers: &mut Receiver<Reply>, patience: Duration) -> Option<Reply> {
-        let Ok(Some(reply)) = SimRt::timeout(patience, answers.recv()).await else {
-            self.client.history.unknown.set(self.client.history.unknown.get() + 1);
-            self.turn();
-            return None;
-        };
-        let open = code_of(&reply).is_some_and(|code| code.class() != ErrorClass::NotApplied);
-        if !open {
-            return Some(reply);
-        }
-        if let Reply::Error(error) = &reply {
-            let leader = error.leader.0;
-            // Not always where it is told to: any node takes any request.
-            if leader > 0 && leader != self.node && self.client.rng.chance(700) {
-                self.link = None;
-                self.node = leader;
-            }
-        }
-        None
-    }
-
-    /// To any node, over a new connection.
-    fn turn(&mut self) {
-        self.link = None;
-        self.node = 1 + self.client.rng.below(self.client.params.nodes);
-    }
-}
+/// What a certain answer says.
+type Answer = Result<Outcome, ErrorCode>;

@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 
 use crate::faults::Fault;
+use crate::judge::JUDGED;
 
 /// Seeds from which on everything must have happened.
 const SEEDS_FOR_ALL: usize = 40;
@@ -154,11 +155,13 @@ impl Total {
             each.join(", ")
         };
         println!("faults: {}", each(Fault::ALL.iter().map(|f| format!("{f:?}")).collect()));
+        println!("judged: {}", each(JUDGED.map(str::to_owned).to_vec()));
         println!("seen: {}", each(Seen::ALL.iter().map(|s| format!("{s:?}")).collect()));
     }
 }
 
 fn names() -> Vec<String> {
     let faults = Fault::ALL.iter().map(|fault| format!("{fault:?}"));
-    faults.chain(Seen::ALL.iter().map(|seen| format!("{seen:?}"))).collect()
+    let seen = Seen::ALL.iter().map(|seen| format!("{seen:?}"));
+    faults.chain(seen).chain(JUDGED.map(str::to_owned)).collect()
 }

@@ -1,93 +1,276 @@
-//! What the clients saw, and what the checks found.
+//! What the clients saw, in the records that every harness of the project writes, and what the
+//! simulator itself found broken.
+//!
+//! A call is recorded when it is made, with an unknown outcome: a client that is killed leaves it
+//! so. All times are true time.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use leasehold_protocol::ids::{LeaseId, Number, Revision, ShardId, Token};
-
-/// How long a client may rely on its session's lease. All times are true time.
-#[derive(Debug)]
-pub(crate) struct Validity {
-    pub(crate) shard: ShardId,
-    pub(crate) lease: LeaseId,
-    pub(crate) ttl_ns: u64,
-    /// Send of the last renewal (or open) that was acknowledged.
-    pub(crate) renewed_ns: Cell<u64>,
-    /// By the client's own clock and margin, sure until then.
-    pub(crate) sure_until_ns: Cell<u64>,
-}
+use leasehold_bench::history::{
+    Applied, Claim, Fault, FaultKind, History as Records, Lost, Op, OpKind, Outcome, QueuedAt,
+    Record, Renewal,
+};
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{LeaseId, Number, ShardId, Token};
+use leasehold_protocol::outcome::Outcome as Answer;
+use leasehold_server::rt::sim::SimWorld;
 
 /// One hold, as its client knows it.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Held {
+    pub(crate) client: u32,
     pub(crate) key: Vec<u8>,
-    pub(crate) lease: LeaseId,
     pub(crate) token: Token,
-    pub(crate) grant: Revision,
-    /// First send of the acquire.
-    pub(crate) asked_ns: u64,
-    /// The client knows that it holds.
-    pub(crate) known_ns: u64,
-    pub(crate) validity: Rc<Validity>,
-    /// First send of the release, and until when the hold was sure then.
-    pub(crate) released: Cell<Option<(u64, u64)>>,
+    /// When the client was told of the grant.
+    pub(crate) told_ns: u64,
+    /// When it knew that the grant is current.
+    pub(crate) known_ns: Cell<u64>,
+    /// By the client's own clock and margin, sure until then.
+    pub(crate) sure_until_ns: Cell<u64>,
+    /// Nothing extends it any more: it is forced, lost, or being given back.
+    pub(crate) over: Cell<bool>,
 }
 
 impl Held {
-    pub(crate) fn shard(&self) -> ShardId {
-        self.validity.shard
+    /// The grant is current, as far as anybody can know.
+    pub(crate) fn known(&self) {
+        self.known_ns.set(SimWorld::current().now_ns());
     }
 
-    /// The end of the sure interval (G1).
-    pub(crate) fn sure_until_ns(&self) -> u64 {
-        match self.released.get() {
-            Some((released_ns, sure_until_ns)) => released_ns.min(sure_until_ns),
-            None => self.validity.sure_until_ns.get(),
+    pub(crate) fn extend(&self, until_ns: u64) {
+        if !self.over.get() {
+            self.sure_until_ns.set(until_ns.max(self.sure_until_ns.get()));
         }
     }
 }
 
-/// A change that a client was told of.
-#[derive(Clone, Debug)]
-pub(crate) enum Change {
-    Released { key: Vec<u8>, token: Token },
-    WaitEnded { number: Number },
-    Opened,
-    Closed,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) struct Acked {
-    pub(crate) shard: ShardId,
-    pub(crate) lease: LeaseId,
-    pub(crate) revision: Revision,
-    /// When the client heard.
-    pub(crate) heard_ns: u64,
-    pub(crate) change: Change,
-}
-
-/// A linearizable read of one key.
-#[derive(Clone, Debug)]
-pub(crate) struct Read {
-    pub(crate) shard: ShardId,
-    pub(crate) key: Vec<u8>,
-    pub(crate) asked_ns: u64,
-    pub(crate) revision: Revision,
-    pub(crate) holder: Option<(LeaseId, Token)>,
-}
-
 #[derive(Debug, Default)]
 pub(crate) struct History {
-    pub(crate) holds: RefCell<Vec<Rc<Held>>>,
-    pub(crate) acked: RefCell<Vec<Acked>>,
-    pub(crate) reads: RefCell<Vec<Read>>,
-    pub(crate) sessions: RefCell<Vec<Rc<Validity>>>,
+    records: RefCell<Vec<Record>>,
+    holds: RefCell<Vec<Rc<Held>>>,
     /// Requests that were sent again.
     pub(crate) retries: Cell<u64>,
     /// Requests whose connection broke, or that took too long, before their answer.
     pub(crate) unknown: Cell<u64>,
-    /// Sessions that ended before their clients wanted.
+    /// Leases that ended before their clients wanted.
     pub(crate) lost: Cell<u64>,
+    granted: RefCell<BTreeMap<u32, u64>>,
+    operations: Cell<u64>,
+}
+
+/// What a call is about.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct About<'a> {
+    pub(crate) client: u64,
+    pub(crate) shard: ShardId,
+    pub(crate) lease: LeaseId,
+    pub(crate) number: Option<Number>,
+    pub(crate) key: &'a [u8],
+}
+
+impl History {
+    /// A client is about to send a request for the first time.
+    pub(crate) fn call(self: &Rc<Self>, about: About<'_>, kind: OpKind) -> Call {
+        let op = Op {
+            client: about.client as u32,
+            shard: about.shard.0,
+            lease: Some(about.lease.0).filter(|lease| *lease != 0),
+            number: about.number.map(|number| number.0),
+            key: String::from_utf8_lossy(about.key).into_owned(),
+            kind,
+            invoke_ns: SimWorld::current().now_ns(),
+            return_ns: None,
+            attempts: 0,
+            queued: None,
+            outcome: Outcome::Unknown,
+        };
+        Call { index: self.push(Record::Op(op)), history: self.clone(), copied: Rc::default() }
+    }
+
+    /// A renewal was acknowledged, or an opening.
+    pub(crate) fn renewed(&self, client: u64, lease: (ShardId, LeaseId), ttl_ms: u32, sent: u64) {
+        let (shard, lease) = (lease.0.0, lease.1.0);
+        let ack_ns = Some(SimWorld::current().now_ns());
+        let client = client as u32;
+        self.push(Record::Renewal(Renewal { client, shard, lease, ttl_ms, send_ns: sent, ack_ns }));
+    }
+
+    /// A client was told that its lease is dead.
+    pub(crate) fn lost(&self, client: u64, shard: ShardId, lease: LeaseId) {
+        self.lost.set(self.lost.get() + 1);
+        self.push(Record::Lost(Lost {
+            client: client as u32,
+            shard: shard.0,
+            lease: Some(lease.0),
+            key: None,
+            token: None,
+            at_ns: SimWorld::current().now_ns(),
+            cause: "lease_dead".to_owned(),
+        }));
+    }
+
+    pub(crate) fn holds(&self, held: &Rc<Held>) {
+        self.holds.borrow_mut().push(held.clone());
+    }
+
+    pub(crate) fn fault(&self, kind: FaultKind, node: u64) {
+        let at_ns = SimWorld::current().now_ns();
+        self.push(Record::Fault(Fault { at_ns, kind, node }));
+    }
+
+    /// A record that the harness itself adds.
+    pub(crate) fn push(&self, record: Record) -> usize {
+        let mut records = self.records.borrow_mut();
+        records.push(record);
+        records.len() - 1
+    }
+
+    /// Grants of a shard that clients know of.
+    pub(crate) fn granted(&self, shard: ShardId) -> u64 {
+        self.granted.borrow().get(&shard.0).copied().unwrap_or(0)
+    }
+
+    /// Successful calls.
+    pub(crate) fn operations(&self) -> u64 {
+        self.operations.get()
+    }
+
+    /// Everything, for the checkers.
+    pub(crate) fn records(&self, log: Vec<Applied>) -> Records {
+        let mut records = self.records.borrow().clone();
+        let claim = |held: &Rc<Held>| {
+            Record::Claim(Claim {
+                client: held.client,
+                key: String::from_utf8_lossy(&held.key).into_owned(),
+                token: held.token.0,
+                at_ns: held.known_ns.get(),
+                until_ns: held.sure_until_ns.get(),
+            })
+        };
+        records.extend(self.holds.borrow().iter().map(claim));
+        records.extend(log.into_iter().map(Record::Applied));
+        Records { records }
+    }
+}
+
+/// One recorded call.
+#[derive(Clone)]
+pub(crate) struct Call {
+    history: Rc<History>,
+    index: usize,
+    /// Copies of the request may come before it: no answer is the first one.
+    copied: Rc<Cell<bool>>,
+}
+
+impl Call {
+    fn edit<R>(&self, edit: impl FnOnce(&mut Op) -> R) -> R {
+        match &mut self.history.records.borrow_mut()[self.index] {
+            Record::Op(op) => edit(op),
+            other => unreachable!("a call is an operation, not {other:?}"),
+        }
+    }
+
+    /// Its request is sent, for the first time or again.
+    pub(crate) fn sent(&self) {
+        self.edit(|op| op.attempts += 1);
+    }
+
+    /// A copy of its request is sent under another record.
+    pub(crate) fn copied(&self) {
+        self.copied.set(true);
+    }
+
+    /// Its answer is that to the only request that was ever sent.
+    pub(crate) fn is_first_answer(&self) -> bool {
+        !self.copied.get() && self.edit(|op| op.attempts) == 1
+    }
+
+    /// Its request was sent first at this time.
+    pub(crate) fn invoked_ns(&self) -> u64 {
+        self.edit(|op| op.invoke_ns)
+    }
+
+    /// The answer `queued`; only that to the first attempt tells where the wait began.
+    pub(crate) fn queued(&self, revision: u64) {
+        let at_ns = SimWorld::current().now_ns();
+        if self.is_first_answer() {
+            self.edit(|op| _ = op.queued.get_or_insert(QueuedAt { revision, at_ns }));
+        }
+    }
+
+    /// The new lease of an opening.
+    pub(crate) fn opened(&self, lease: LeaseId) {
+        self.edit(|op| op.lease = Some(lease.0));
+    }
+
+    /// Its definite answer.
+    pub(crate) fn answered(&self, answer: &Result<Answer, ErrorCode>) {
+        let now_ns = SimWorld::current().now_ns();
+        let (ok, granted) = self.edit(|op| {
+            op.outcome = match answer {
+                Ok(answer) => told(answer, op.lease),
+                Err(code) => refused(*code),
+            };
+            op.return_ns = Some(now_ns);
+            let granted = matches!(op.outcome, Outcome::Granted { .. });
+            (op.outcome.is_ok(), granted.then_some(op.shard))
+        });
+        if ok {
+            self.count(granted);
+        }
+    }
+
+    /// The answer to a linearizable read.
+    pub(crate) fn read(&self, token: Option<Token>, revision: u64) {
+        let now_ns = SimWorld::current().now_ns();
+        self.edit(|op| {
+            let token = token.map(|token| token.0);
+            op.outcome = Outcome::Read { token, revision, stale: false };
+            op.return_ns = Some(now_ns);
+        });
+        self.count(None);
+    }
+
+    /// One more success, perhaps a grant of a shard.
+    fn count(&self, granted: Option<u32>) {
+        self.history.operations.set(self.history.operations.get() + 1);
+        if let Some(shard) = granted {
+            *self.history.granted.borrow_mut().entry(shard).or_default() += 1;
+        }
+    }
+}
+
+fn refused(code: ErrorCode) -> Outcome {
+    Outcome::Refused { code: code.name().to_owned(), token: None, revision: None }
+}
+
+/// A wire outcome in the history's words; `lease` is the caller's.
+fn told(answer: &Answer, lease: Option<u64>) -> Outcome {
+    match answer {
+        Answer::Opened { revision, .. } => Outcome::Opened { revision: Some(revision.0) },
+        Answer::Granted(grant) => Outcome::Granted {
+            token: grant.token.0,
+            own_lease: Some(grant.lease.0).filter(|own| lease != Some(*own)),
+            revision: Some(grant.revision.0),
+        },
+        Answer::Cancelled { revision } | Answer::TimedOut { revision } => {
+            Outcome::Ended { revision: Some(revision.0) }
+        }
+        Answer::Released { token, revision } => {
+            Outcome::Released { token: token.0, revision: Some(revision.0) }
+        }
+        Answer::Closed { revision } | Answer::Forced { revision, .. } => {
+            Outcome::Done { revision: Some(revision.0) }
+        }
+        Answer::Refused { code, token, revision } => Outcome::Refused {
+            code: code.name().to_owned(),
+            token: Some(token.0).filter(|token| *token != 0),
+            revision: Some(revision.0),
+        },
+        Answer::Queued { .. } | Answer::Begun { .. } => Outcome::Unknown,
+    }
 }
 
 /// Broken guarantees, with what shows it.

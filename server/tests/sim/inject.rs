@@ -19,6 +19,9 @@ use crate::params::draw_rate_ppm;
 /// A leader that is away for longer has lost its place (150 + 150 ms, and some time to elect).
 const ELECTION: Duration = Duration::from_millis(500);
 
+/// How long a stream stalls before it breaks and its bytes are held.
+const STALL_MAX: Duration = Duration::from_millis(500);
+
 /// What a disk does whose failure a node must not survive.
 const FAILING: [Io; 6] = [Io::Sync, Io::SyncNew, Io::Write, Io::Create, Io::Rename, Io::SyncDir];
 
@@ -212,9 +215,11 @@ impl<'a> Injector<'a> {
                 });
             }
             Fault::HoldStreams => {
-                if net.hold_streams(from, to, Duration::from_secs(8)) > 0 {
-                    self.cluster.coverage.count(Seen::LateBytes);
-                }
+                // First it stalls, so that there is something to deliver late.
+                self.cut(vec![(from, to)], spell.min(STALL_MAX), move |cluster| {
+                    let held = cluster.net.hold_streams(from, to, Duration::from_secs(8));
+                    cluster.coverage.add(Seen::LateBytes, held as u64);
+                });
             }
             Fault::RefuseConnects => {
                 let machine = self.any();

@@ -7,8 +7,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use leasehold_bench::history::Applied;
 use leasehold_core::State;
-use leasehold_protocol::event::Event;
+use leasehold_protocol::event::{EndReason, Event, EventKind};
 use leasehold_protocol::ids::ShardId;
 use leasehold_server::rt::sim::SimWorld;
 
@@ -25,6 +26,40 @@ impl Ledger {
         self.shards.borrow_mut().entry(shard).or_default().clone()
     }
 
+    /// Everything, for the checkers.
+    pub(crate) fn records(&self) -> Vec<Applied> {
+        let of_shard = |(shard, log): (&ShardId, &Rc<ShardLedger>)| {
+            let (events, times) = (log.events.borrow(), log.times_ns.borrow());
+            let record = |(revision, events): (&u64, &Vec<Event>)| {
+                // The nodes agree, as is checked when they apply: it is no single node's log.
+                Applied::new(0, shard.0, times.get(revision).copied(), events)
+            };
+            events.iter().map(record).collect::<Vec<_>>()
+        };
+        self.shards.borrow().iter().flat_map(of_shard).collect()
+    }
+
+    /// The most leases that a shard of each node ever had.
+    pub(crate) fn leases_peaks(&self) -> BTreeMap<u64, u64> {
+        let mut peaks = BTreeMap::new();
+        for shard in self.shards.borrow().values() {
+            for (node, leases) in &*shard.leases.borrow() {
+                let peak = peaks.entry(*node).or_insert(0);
+                *peak = (*peak).max(*leases);
+            }
+        }
+        peaks
+    }
+
+    /// Leases that ended for want of renewals.
+    pub(crate) fn expiries(&self) -> u64 {
+        let expired = |event: &&Event| {
+            matches!(event.kind, EventKind::LeaseEnded { reason: EndReason::LeaseExpired, .. })
+        };
+        let logs = self.shards.borrow();
+        logs.values().map(|log| log.events().iter().filter(expired).count() as u64).sum()
+    }
+
     /// All shards that applied anything.
     pub(crate) fn shards(&self) -> Vec<ShardId> {
         self.shards.borrow().keys().copied().collect()
@@ -36,6 +71,8 @@ impl Ledger {
 pub(crate) struct ShardLedger {
     events: RefCell<BTreeMap<u64, Vec<Event>>>,
     digests: RefCell<BTreeMap<u64, u64>>,
+    /// The most leases that each node had.
+    leases: RefCell<BTreeMap<u64, u64>>,
     /// True time at which the first node applied each revision with events.
     times_ns: RefCell<BTreeMap<u64, u64>>,
 }
@@ -62,19 +99,13 @@ impl ShardLedger {
                 violations.add("G5", &format!("node {node} applied {group:?}, others {first:?}"));
             }
         }
+        let mut leases = self.leases.borrow_mut();
+        let peak = leases.entry(node).or_default();
+        *peak = (*peak).max(state.leases_len() as u64);
         let (revision, digest) = (state.revision().0, state.digest());
         let first = *self.digests.borrow_mut().entry(revision).or_insert(digest);
         if first != digest {
             violations.add("G5", &format!("node {node} has another state at {revision}"));
-        }
-    }
-
-    /// Puts events in as if they had been applied at these times.
-    pub(crate) fn plant(&self, steps: Vec<(u64, Vec<Event>)>) {
-        for (at_ns, step) in steps {
-            let revision = step[0].revision.0;
-            self.events.borrow_mut().insert(revision, step);
-            self.times_ns.borrow_mut().insert(revision, at_ns);
         }
     }
 
@@ -86,11 +117,6 @@ impl ShardLedger {
     /// When the first node applied a revision.
     pub(crate) fn applied_ns(&self, revision: u64) -> Option<u64> {
         self.times_ns.borrow().get(&revision).copied()
-    }
-
-    /// The events of one revision.
-    pub(crate) fn at(&self, revision: u64) -> Vec<Event> {
-        self.events.borrow().get(&revision).cloned().unwrap_or_default()
     }
 }
 

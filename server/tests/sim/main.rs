@@ -12,15 +12,16 @@
 //! run twice, and both runs must have the same hash. Exit code 1 is a violation, 2 an invocation
 //! that proves nothing, because some kind of fault never happened or the simulator itself is wrong.
 
-mod check;
 mod client;
 mod cluster;
 mod coverage;
 mod faults;
 mod history;
 mod inject;
+mod judge;
 mod ledger;
 mod link;
+mod logs;
 mod many;
 mod node;
 mod params;

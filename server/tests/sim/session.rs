@@ -1,34 +1,43 @@
-//! A client's lease in one shard, renewed on a connection of its own (DESIGN §5).
+//! A client's lease in one shard, or that of one hold, renewed on a connection of its own
+//! (DESIGN §5).
 //!
 //! The client counts each TTL from before the send of the renewal that was acknowledged, on its
 //! own clock and less its margin. It extends nothing while the hold-set version that a reply
 //! carries is not the one it knows; it reads its holds first.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
 use leasehold_protocol::command::Caller;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Secret, ShardId};
+use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Secret, ShardId, Token};
 use leasehold_protocol::outcome::Grant;
-use leasehold_protocol::reply::{RenewResult, Reply};
+use leasehold_protocol::reply::{HeldKey, RenewResult, Reply};
 use leasehold_protocol::request::{HoldsRequest, RenewItem, RenewRequest, Request};
 use leasehold_server::rt::channels::Notify;
 use leasehold_server::rt::sim::{SimRt, SimWorld};
 use openraft_rt::AsyncRuntime;
 
 use crate::client::{Client, Line, TIMEOUT_MS};
-use crate::history::Validity;
+use crate::history::Held;
 
 /// See the module.
 pub(crate) struct Session {
     pub(crate) shard: ShardId,
     pub(crate) lease: LeaseId,
     pub(crate) secret: Secret,
-    pub(crate) validity: Rc<Validity>,
+    pub(crate) ttl_ms: u32,
+    /// The hold's own, which others may end.
+    own: bool,
+    client: Rc<Client>,
     /// The next acquire's number.
     pub(crate) number: Cell<u64>,
+    /// What it holds, as far as its client knows.
+    holds: RefCell<Vec<Rc<Held>>>,
+    /// Send of the last renewal (or open) that was acknowledged.
+    renewed_ns: Cell<u64>,
+    sure_until_ns: Cell<u64>,
     version: Cell<HoldSetVersion>,
     dead: Cell<bool>,
     closing: Cell<bool>,
@@ -36,40 +45,50 @@ pub(crate) struct Session {
     hurry: Notify,
     /// A renewal was acknowledged, or the lease is dead.
     news: Notify,
-    rate_ppm: i32,
 }
 
 impl Session {
-    /// A lease whose opening was first sent at `sent_ns`.
+    /// A lease whose opening was first sent at `sent_ns` and has been acknowledged.
     pub(crate) fn new(
-        client: &Client,
-        shard: ShardId,
-        lease: LeaseId,
+        client: &Rc<Client>,
+        (shard, lease): (ShardId, LeaseId),
         secret: Secret,
+        ttl_ms: u32,
         sent_ns: u64,
     ) -> Rc<Self> {
-        let validity = Rc::new(Validity {
-            shard,
-            lease,
-            ttl_ns: u64::from(client.ttl_ms) * 1_000_000,
-            renewed_ns: Cell::new(0),
-            sure_until_ns: Cell::new(0),
-        });
-        client.history.sessions.borrow_mut().push(validity.clone());
         let session = Self {
             shard,
             lease,
             secret,
-            validity,
+            ttl_ms,
+            own: false,
+            client: client.clone(),
             number: Cell::new(1),
+            holds: RefCell::default(),
+            renewed_ns: Cell::new(0),
+            sure_until_ns: Cell::new(0),
             version: Cell::new(HoldSetVersion(0)),
             dead: Cell::new(false),
             closing: Cell::new(false),
             hurry: Notify::new(),
             news: Notify::new(),
-            rate_ppm: client.rate_ppm,
         };
         session.extend(sent_ns);
+        Rc::new(session)
+    }
+
+    /// The lease of one hold, whose acquire was first sent at `sent_ns`.
+    pub(crate) fn of_hold(
+        client: &Rc<Client>,
+        shard: ShardId,
+        grant: &Grant,
+        (secret, ttl_ms): (Secret, u32),
+        sent_ns: u64,
+    ) -> Rc<Self> {
+        let session = Self::new(client, (shard, grant.lease), secret, ttl_ms, sent_ns);
+        let mut session = Rc::into_inner(session).expect("nobody has it yet");
+        session.own = true;
+        session.version.set(HoldSetVersion(1));
         Rc::new(session)
     }
 
@@ -89,27 +108,35 @@ impl Session {
         self.dead.get()
     }
 
+    /// The cluster said that the lease is dead.
     pub(crate) fn die(&self) {
-        self.dead.set(true);
+        if !self.dead.replace(true) && !self.closing.get() && !self.own {
+            self.client.history.lost(self.client.id, self.shard, self.lease);
+        }
+        self.holds.take().iter().for_each(|held| held.over.set(true));
         self.news.notify_all();
         self.hurry.notify_one();
     }
 
-    /// No more renewals.
+    /// No more renewals, and nothing that it holds is sure any more.
     pub(crate) fn close(&self) {
         self.closing.set(true);
+        self.holds.take().iter().for_each(|held| held.over.set(true));
         self.hurry.notify_one();
     }
 
     /// The margin of DESIGN's G3, and the client's clock may run fast.
     fn extend(&self, sent_ns: u64) {
-        let ttl_ns = self.validity.ttl_ns;
+        let lease = (self.shard, self.lease);
+        self.client.history.renewed(self.client.id, lease, self.ttl_ms, sent_ns);
+        let ttl_ns = u64::from(self.ttl_ms) * 1_000_000;
         let margin_ns = (ttl_ns / 200).max(20_000_000);
         let local_ns = i128::from(ttl_ns - margin_ns);
-        let true_ns = local_ns * 1_000_000 / (1_000_000 + i128::from(self.rate_ppm));
-        self.validity.renewed_ns.set(sent_ns.max(self.validity.renewed_ns.get()));
+        let true_ns = local_ns * 1_000_000 / (1_000_000 + i128::from(self.client.rate_ppm));
         let until_ns = sent_ns + true_ns as u64;
-        self.validity.sure_until_ns.set(until_ns.max(self.validity.sure_until_ns.get()));
+        self.renewed_ns.set(sent_ns.max(self.renewed_ns.get()));
+        self.sure_until_ns.set(until_ns.max(self.sure_until_ns.get()));
+        self.holds.borrow().iter().for_each(|held| held.extend(until_ns));
     }
 
     /// A grant's versions are adopted only if the one before is known.
@@ -120,10 +147,34 @@ impl Session {
         self.version.get() == grant.version_after
     }
 
+    /// A hold of this lease: sure as long as the lease is, or, if its grant may be an old one, from
+    /// the next renewal on.
+    pub(crate) fn hold(&self, key: Vec<u8>, token: Token, current: bool) -> Rc<Held> {
+        let now_ns = SimWorld::current().now_ns();
+        let held = Rc::new(Held {
+            client: self.client.id as u32,
+            key,
+            token,
+            told_ns: now_ns,
+            known_ns: Cell::new(now_ns),
+            sure_until_ns: Cell::new(if current { self.sure_until_ns.get() } else { 0 }),
+            over: Cell::new(false),
+        });
+        self.holds.borrow_mut().push(held.clone());
+        self.client.history.holds(&held);
+        held
+    }
+
+    /// A hold is given back: nothing extends it any more.
+    pub(crate) fn give_back(&self, held: &Rc<Held>) {
+        held.over.set(true);
+        self.holds.borrow_mut().retain(|other| !Rc::ptr_eq(other, held));
+    }
+
     /// Waits for a renewal that was sent from now on; false if the lease is dead.
     pub(crate) async fn confirmed(&self) -> bool {
         let from_ns = SimWorld::current().now_ns();
-        while self.validity.renewed_ns.get() < from_ns && !self.dead.get() {
+        while self.renewed_ns.get() < from_ns && !self.dead.get() && !self.closing.get() {
             self.hurry.notify_one();
             self.news.notified().await;
         }
@@ -131,10 +182,11 @@ impl Session {
     }
 
     /// Renews until the session ends. One task.
-    pub(crate) async fn run(self: Rc<Self>, client: Rc<Client>) {
+    pub(crate) async fn run(self: Rc<Self>) {
+        let client = self.client.clone();
         let mut line = Line::new(&client);
         while !self.dead.get() && !self.closing.get() {
-            let third_ms = u64::from(client.ttl_ms) / 3;
+            let third_ms = u64::from(self.ttl_ms) / 3;
             let rest_ms = third_ms - client.rng.below(third_ms / 4);
             let rest = SimRt::sleep(Duration::from_millis(rest_ms));
             SimRt::select2(self.hurry.notified(), rest).await;
@@ -144,15 +196,16 @@ impl Session {
         }
     }
 
-    async fn renew(&self, line: &mut Line<'_>) {
-        let item =
-            RenewItem { lease: self.lease, secret: self.secret, version: self.version.get() };
-        let request = RenewRequest { shard: self.shard, timeout_ms: TIMEOUT_MS, items: vec![item] };
-        let request = Request::Renew(request);
+    /// Renews until something is settled.
+    pub(crate) async fn renew(&self, line: &mut Line<'_>) {
         loop {
+            let item =
+                RenewItem { lease: self.lease, secret: self.secret, version: self.version.get() };
+            let request =
+                RenewRequest { shard: self.shard, timeout_ms: TIMEOUT_MS, items: vec![item] };
             // Each repetition counts from its own send.
             let sent_ns = SimWorld::current().now_ns();
-            match line.try_once(&request).await {
+            match line.try_once(&Request::Renew(request), None).await {
                 Some(Reply::Renewed(reply)) => match self.take(reply.results[0], sent_ns) {
                     Some(true) => return,
                     Some(false) => return self.reread(line).await,
@@ -186,15 +239,30 @@ impl Session {
     }
 
     async fn reread(&self, line: &mut Line<'_>) {
-        let (lease, secret) = (self.lease, self.secret);
-        let request = HoldsRequest { shard: self.shard, lease, secret, timeout_ms: TIMEOUT_MS };
-        match line.ask(&Request::Holds(request)).await {
+        let asked_ns = SimWorld::current().now_ns();
+        let Self { shard, lease, secret, .. } = *self;
+        let request = HoldsRequest { shard, lease, secret, timeout_ms: TIMEOUT_MS };
+        match line.ask(&Request::Holds(request), None).await {
             Reply::Holds(holds) => {
                 self.version.set(holds.version);
+                self.compare(&holds.holds, asked_ns);
                 self.hurry.notify_one();
             }
             Reply::Error(error) if error.code == ErrorCode::LEASE_DEAD => self.die(),
             other => panic!("a reading of holds gave {other:?}"),
         }
+    }
+
+    /// What the lease did not hold any more, or is forced, is extended no more. Of what came after
+    /// the question the answer says nothing.
+    fn compare(&self, present: &[HeldKey], asked_ns: u64) {
+        self.holds.borrow_mut().retain(|held| {
+            let kept = present.iter().find(|other| other.token == held.token);
+            let goes_on = kept.map_or(held.told_ns >= asked_ns, |kept| !kept.forced);
+            if !goes_on {
+                held.over.set(true);
+            }
+            goes_on
+        });
     }
 }

@@ -19,14 +19,25 @@ const PRINTED_MAX: usize = 160;
 const AROUND_NS: u64 = 3_000_000_000;
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Timeline {
     lines: RefCell<Vec<(u64, String)>>,
+    /// Print each line at once.
+    live: bool,
 }
 
 impl Timeline {
+    /// Prints each line at once if `LEASEHOLD_SIM_LIVE` is set: for a run that does not end.
+    pub(crate) fn new() -> Self {
+        let live = std::env::var_os("LEASEHOLD_SIM_LIVE").is_some();
+        Self { lines: RefCell::default(), live }
+    }
+
     /// Something happened now.
     pub(crate) fn note(&self, text: String) {
+        if self.live {
+            println!("{}", timed(SimWorld::current().now_ns(), &text));
+        }
         let mut lines = self.lines.borrow_mut();
         if lines.len() < LINES_MAX {
             lines.push((SimWorld::current().now_ns(), text));

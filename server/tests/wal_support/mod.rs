@@ -3,6 +3,9 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
+#[path = "../sim_env/mod.rs"]
+mod sim_env;
+
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -11,23 +14,11 @@ use std::time::Duration;
 pub use leasehold_protocol::ids::ShardId;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId};
 use leasehold_server::disk::sim::{SimDisk, SimDiskConfig};
-use leasehold_server::env::{Disk, Env};
-use leasehold_server::rt::sim::{SimClock, SimRng, SimRt, WorldConfig};
-use leasehold_server::rt::sim_net::SimHost;
+use leasehold_server::env::Disk;
+use leasehold_server::rt::sim::SimRng;
 pub use leasehold_server::wal::Recovered;
 use leasehold_server::wal::{Wal, WalConfig, WalError, WalFailed, WalIdentity};
-use openraft::AsyncRuntime;
-
-/// Everything simulated.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct SimEnv;
-
-impl Env for SimEnv {
-    type Rt = SimRt;
-    type Clock = SimClock;
-    type Disk = SimDisk;
-    type Net = SimHost;
-}
+pub use sim_env::{SimEnv, run, sleep_ms};
 
 pub type Log = Wal<SimEnv>;
 pub type State = BTreeMap<ShardId, Recovered>;
@@ -55,11 +46,6 @@ pub fn disk() -> SimDisk {
     SimDisk::new(7, SimDiskConfig { sync_max: Duration::from_micros(200), ..Default::default() })
 }
 
-/// Runs `test` on a world of its own. Whatever still runs at its end is dropped, as by SIGKILL.
-pub fn run<T>(seed: u64, test: impl Future<Output = T>) -> T {
-    SimRt::with_config(seed, WorldConfig::default()).block_on(test)
-}
-
 pub async fn open_as(
     config: WalConfig,
     identity: WalIdentity,
@@ -80,11 +66,6 @@ pub async fn open(disk: &SimDisk) -> (Log, State) {
 /// Opens a log of a world of its own, only to see what is there.
 pub fn recover(disk: &SimDisk) -> Result<State, WalError> {
     run(1, async { open_with(small(), disk).await.map(|(_, state)| state) })
-}
-
-/// Lets time pass in the simulated world.
-pub async fn sleep_ms(ms: u64) {
-    SimRt::sleep(Duration::from_millis(ms)).await;
 }
 
 pub fn payload(index: u64, len: usize) -> Rc<[u8]> {

@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
-use crate::programs::Program;
+use crate::programs::{self, Program};
 
 /// All faults are in the build, asleep.
 pub(crate) const ALL: &str = "all";
@@ -54,12 +54,14 @@ struct Profile {
 }
 
 impl Build {
-    /// Builds all tests, and the programs that they start.
+    /// Builds the tests of all tiers, and the programs that they start.
     pub(crate) fn make(root: &Path, target: &Path, planted: &str) -> io::Result<Self> {
         println!("building with planted: {planted}");
         let wrapper = wrapper(target, planted)?;
         let output = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
             .args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])
+            .arg("--lib")
+            .args(programs::targets().flat_map(|target| ["--test", target]))
             .current_dir(root)
             .env("RUSTC_WORKSPACE_WRAPPER", wrapper)
             .env("CARGO_TARGET_DIR", target)

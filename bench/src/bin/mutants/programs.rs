@@ -1,5 +1,6 @@
 //! The test programs, and the tiers in which they are run: the cheapest first.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -35,6 +36,8 @@ pub(crate) enum Tier {
     Wal,
     /// Raft on simulated nodes.
     Raft,
+    /// One shard's service on simulated nodes.
+    Shard,
     /// The whole server on virtual time.
     Simulator,
     /// The client's core on virtual time.
@@ -66,12 +69,13 @@ static PROTOCOL_TESTS: [Program; 5] = [
     program(PROTOCOL, "lib"),
     program(PROTOCOL, "hostile"),
 ];
-static CORE_TESTS: [Program; 5] = [
+static CORE_TESTS: [Program; 6] = [
     program(CORE, "scripts"),
     program(CORE, "lib"),
     program(CORE, "batch"),
     program(CORE, "wheel"),
     program(CORE, "model"),
+    program(CORE, "search"),
 ];
 static SERVER_TESTS: [Program; 1] = [program(SERVER, "lib")];
 static WAL_TESTS: [Program; 5] = [
@@ -81,13 +85,15 @@ static WAL_TESTS: [Program; 5] = [
     program(SERVER, "wal_disk"),
     program(SERVER, "wal_images"),
 ];
-static RAFT_TESTS: [Program; 5] = [
+static RAFT_TESTS: [Program; 6] = [
     program(SERVER, "raft_confirm"),
     program(SERVER, "raft_faults"),
     program(SERVER, "raft_cluster"),
     program(SERVER, "raft_peers"),
+    program(SERVER, "raft_pins"),
     program(SERVER, "suites"),
 ];
+static SHARD_TESTS: [Program; 1] = [program(SERVER, "shard")];
 static SIMULATOR: [Program; 1] = [Program { limit: LONG, ..program(SERVER, "sim") }];
 static CLIENT_TESTS: [Program; 1] = [program(CLIENT, "lib")];
 static CLUSTER_TESTS: [Program; 3] =
@@ -104,6 +110,20 @@ static LONG_SIMULATOR: [Program; 1] =
 const LONG: Duration = Duration::from_secs(1_800);
 
 impl Tier {
+    const ALL: [Self; 11] = [
+        Self::Protocol,
+        Self::Core,
+        Self::Server,
+        Self::Wal,
+        Self::Raft,
+        Self::Shard,
+        Self::Simulator,
+        Self::Client,
+        Self::Cluster,
+        Self::Processes,
+        Self::LongSimulator,
+    ];
+
     pub(crate) fn programs(self) -> &'static [Program] {
         match self {
             Self::Protocol => &PROTOCOL_TESTS,
@@ -111,6 +131,7 @@ impl Tier {
             Self::Server => &SERVER_TESTS,
             Self::Wal => &WAL_TESTS,
             Self::Raft => &RAFT_TESTS,
+            Self::Shard => &SHARD_TESTS,
             Self::Simulator => &SIMULATOR,
             Self::Client => &CLIENT_TESTS,
             Self::Cluster => &CLUSTER_TESTS,
@@ -118,4 +139,11 @@ impl Tier {
             Self::LongSimulator => &LONG_SIMULATOR,
         }
     }
+}
+
+/// The names of all test targets but `lib`.
+pub(crate) fn targets() -> impl Iterator<Item = &'static str> {
+    let all: BTreeSet<&str> =
+        Tier::ALL.iter().flat_map(|tier| tier.programs()).map(|program| program.target).collect();
+    all.into_iter().filter(|target| *target != "lib")
 }

@@ -19,6 +19,8 @@ pub(crate) enum Ending {
         /// The first test that failed, or what is known instead.
         test: String,
     },
+    /// It says that it proved nothing.
+    Invalid,
 }
 
 /// One run.
@@ -76,6 +78,9 @@ fn watch(mut process: Process, program: &Program, log: &Path) -> io::Result<Endi
         }
         match status {
             Some(status) if status.success() => return Ok(Ending::Green),
+            Some(_) if text.lines().any(|line| line.starts_with("INVALID")) => {
+                return Ok(Ending::Invalid);
+            }
             Some(status) => return Ok(Ending::Red { test: death(&text, &status.to_string()) }),
             None if deadline.passed() => {
                 let test = format!("no end within {} s", program.limit.as_secs());
@@ -94,14 +99,17 @@ fn failure(text: &str) -> Option<String> {
             let guarantee = what.split(':').next().unwrap_or(what);
             format!("{seed}: {guarantee}")
         });
-        failed.map(str::to_owned).or(violation)
+        let panic = line.strip_suffix("the product or the simulator panicked");
+        let panic = panic.map(|seed| format!("{seed}{}", death(text, "panicked")));
+        failed.map(str::to_owned).or(violation).or(panic)
     })
 }
 
 /// What is known of a program that ended without naming a test.
 fn death(text: &str, status: &str) -> String {
     let panic = text.lines().find(|line| line.contains("panicked at"));
-    panic.map_or_else(|| status.to_owned(), |line| line.trim_end_matches(':').to_owned())
+    let place = panic.and_then(|line| line.split_once("panicked at ")).map(|(_, place)| place);
+    place.map_or_else(|| status.to_owned(), |place| format!("panic at {}", place.trim_matches(':')))
 }
 
 #[cfg(test)]
@@ -115,10 +123,10 @@ mod tests {
         let text = "seed 3: hash 12\nseed 3: VIOLATION of G1: Held and Held overlap\n";
         assert_eq!(failure(text), Some("seed 3: G1".to_owned()));
         assert_eq!(failure("test a ... ok\ntest FAILED ... ok\n"), None);
-        assert_eq!(
-            death("thread 'x' panicked at y.rs:1:2:\n", "9"),
-            "thread 'x' panicked at y.rs:1:2"
-        );
+        let text =
+            "thread 'x' panicked at y.rs:1:2:\nseed 4: the product or the simulator panicked\n";
+        assert_eq!(failure(text), Some("seed 4: panic at y.rs:1:2".to_owned()));
+        assert_eq!(death("thread 'x' panicked at y.rs:1:2:\n", "9"), "panic at y.rs:1:2");
         assert_eq!(death("", "signal: 6"), "signal: 6");
     }
 }

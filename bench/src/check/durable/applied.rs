@@ -38,13 +38,13 @@ fn waits(log: &Log<'_>, report: &mut Report) -> Waits {
     let mut waits = Waits::new();
     for (step, change) in log.changes() {
         match change {
-            Change::Queued { key, lease, number } => {
-                if waits.insert((*lease, *number), None).is_some() {
-                    report.violation(format!(
-                        "key {key:?}, revision {}: lease {lease}, number {number} was queued twice",
-                        step.revision
-                    ));
-                }
+            Change::Queued { key, lease, number }
+                if waits.insert((*lease, *number), None).is_some() =>
+            {
+                report.violation(format!(
+                    "key {key:?}, revision {}: lease {lease}, number {number} was queued twice",
+                    step.revision
+                ));
             }
             Change::WaitEnded { lease, number, token, .. } => {
                 waits.insert((*lease, *number), Some((step.revision, *token)));
@@ -107,12 +107,15 @@ fn holds_effect(op: &Op, step: &Applied) -> bool {
     })
 }
 
+/// An acquire: its lease and number, or its place in the history if they are not shown.
+type Name = (Option<u64>, Option<u64>, usize);
+
 /// All that the clients of a shard may have caused.
 #[derive(Default)]
 struct Asked<'a> {
     opens: u64,
     /// Acquires by key; copies under one number are one.
-    acquires: BTreeMap<&'a str, BTreeSet<(Option<u64>, Option<u64>, usize)>>,
+    acquires: BTreeMap<&'a str, BTreeSet<Name>>,
     releases: BTreeSet<u64>,
     /// Leases with a cancel that gives back.
     cancels: BTreeSet<u64>,
@@ -194,6 +197,14 @@ type Keys<'a> = BTreeMap<&'a str, (Vec<(u64, u64)>, Vec<(u64, u64)>)>;
 
 fn final_state(end: &FinalState, log: &Log<'_>, report: &mut Report) {
     if log.last() > end.revision {
+        let at_ns = log.at(log.last()).and_then(|step| step.at_ns);
+        if at_ns.is_some_and(|at_ns| at_ns < end.invoke_ns) {
+            let last = log.last();
+            report.violation(format!(
+                "the log has revision {last}, the state ends at {}",
+                end.revision
+            ));
+        }
         return;
     }
     let expected = replay(log);
@@ -350,5 +361,11 @@ mod tests {
         run.applied(20, vec![ended("k", 1, 5)]);
         run.end(30 * S, 25, &[("other", &[(3, 9)], &[])], &[]);
         assert_eq!(verdict(&run), Verdict::Violation);
+        let mut run = Run::new();
+        run.grant_at((1, 1), "k", 5, (None, 10), (S, 11 * S));
+        run.applied(10, vec![granted("k", 1, 5)]);
+        run.applied(20, vec![queued("k", 2, 1)]);
+        run.end(30 * S, 15, &[("k", &[(1, 5)], &[])], &[]);
+        assert_eq!(verdict(&run), Verdict::Violation, "the end of the log is gone");
     }
 }

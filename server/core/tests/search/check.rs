@@ -10,7 +10,7 @@ use leasehold_protocol::event::{Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, Number};
 use leasehold_protocol::outcome::Outcome;
 
-use crate::world::{KEYS, Move, Told, World, caller_of};
+use crate::world::{Body, KEYS, Move, Told, World, caller_of};
 
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
@@ -85,10 +85,8 @@ impl View {
 
 /// Checks a step from `before`, whose clients knew `former`, to the world as it is now.
 pub(crate) fn step(
-    former: &World,
-    before: &View,
-    world: &World,
-    after: &View,
+    (former, before): (&World, &View),
+    (world, after): (&World, &View),
     (step, told): (Move, &Told),
 ) -> Result<(), String> {
     invariants::check(&world.state)?;
@@ -372,6 +370,10 @@ fn retry(
 ) -> Result<(), String> {
     let Move::Send { who, number, body } = step else { return Ok(()) };
     let session = &former.sessions[who];
+    if matches!(body, Body::Acquire { .. }) && former.is_forestalled(who, number) {
+        let harmless = matches!(told.outcome, Outcome::Refused { .. });
+        ensure!(harmless, "G5: an acquire after its cancel is told {:?}", told.outcome);
+    }
     let Some(sent) = session.sent.get(&number) else { return Ok(()) };
     // What the command itself lets the state forget is not looked at here.
     let floor_rises = caller_of(&told.command).is_some_and(|one| one.floor.0 > session.floor);

@@ -24,6 +24,8 @@ pub(crate) enum Class {
     Conflict,
     /// Floors and acknowledgements by themselves.
     Acks,
+    /// Closing beside expiry, from which it differs by the reason alone.
+    Close,
     /// Forced ends.
     Force,
     /// What must be refused whatever the state: wrong tokens, dead leases, nothing to end.
@@ -84,7 +86,10 @@ impl Moves<'_> {
             self.acks(who, session);
         }
         let lease = session.id.0;
-        self.list.extend([Move::Close { lease }, Move::Expire { lease }]);
+        self.list.push(Move::Expire { lease });
+        if self.has(Class::Close) {
+            self.list.push(Move::Close { lease });
+        }
     }
 
     fn acquires(&mut self, who: usize, session: &Session) {

@@ -10,8 +10,9 @@
 //! Two things that clients know are left out too, for they can only be refused without a change:
 //! which leases are dead, and what was sent under numbers that the state has forgotten.
 
+use std::collections::BTreeSet;
+
 use leasehold_core::{Kind, Remembered};
-use leasehold_protocol::ids::LeaseId;
 use leasehold_protocol::outcome::Outcome;
 
 use crate::check::View;
@@ -23,16 +24,65 @@ const FNV_PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
 
 /// 128 bits are enough that two shapes never share a hash by chance.
 pub(crate) fn of(world: &World, view: &View) -> u128 {
-    let straight = Shape { world, view, order: [0, 1] }.bytes();
-    let crossed = Shape { world, view, order: [1, 0] }.bytes();
+    let live = world.sessions.iter().filter(|session| session.live);
+    let members: Vec<_> = live.map(|session| Member::new(world, view, session)).collect();
+    let holders = KEYS.map(|key| {
+        let holder = view.keys.get(key.as_bytes())?.holder.as_ref()?;
+        let own = members.iter().all(|member| member.session.id != holder.lease);
+        Some(Holder { token: holder.token, own, forced: holder.forced })
+    });
+    let straight = Shape { members: &members, holders, order: [0, 1] }.bytes();
+    let crossed = Shape { members: &members, holders, order: [1, 0] }.bytes();
     let least = straight.min(crossed);
     least.iter().fold(FNV_START, |hash, byte| (hash ^ u128::from(*byte)).wrapping_mul(FNV_PRIME))
 }
 
+#[derive(Clone, Copy)]
+struct Holder {
+    token: u64,
+    own: bool,
+    forced: bool,
+}
+
+/// A live session with what the state says of it.
+struct Member<'a> {
+    session: &'a Session,
+    memory: Vec<Remembered>,
+    slots: BTreeSet<u64>,
+    /// What it has of each key: nothing, the hold, or a place in its queue.
+    roles: [u8; 2],
+    /// The key that an acquire's number holds or waits for.
+    claims: Vec<(u64, usize)>,
+}
+
+impl<'a> Member<'a> {
+    fn new(world: &World, view: &View, session: &'a Session) -> Self {
+        let lease = session.id;
+        let mut roles = [0; 2];
+        let mut claims = Vec::new();
+        for (key, name) in KEYS.into_iter().enumerate() {
+            let Some(entry) = view.keys.get(name.as_bytes()) else { continue };
+            if entry.holder.as_ref().is_some_and(|holder| holder.lease == lease) {
+                roles[key] = 1;
+            }
+            if let Some(place) = entry.queue.iter().position(|(waiter, _)| *waiter == lease) {
+                roles[key] = 2 + place as u8;
+                claims.push((entry.queue[place].1.0, key));
+            }
+        }
+        for hold in world.state.holds(lease).expect("it is live").holds {
+            let key = KEYS.iter().position(|key| key.as_bytes() == hold.key);
+            claims.push((hold.number.0, key.expect("a known key")));
+        }
+        let memory = world.state.lease(lease).expect("it is live").memory().collect();
+        Self { session, memory, slots: slots(world, session), roles, claims }
+    }
+}
+
 /// One reading of the state, with its keys in one of both orders.
 struct Shape<'a> {
-    world: &'a World,
-    view: &'a View,
+    members: &'a [Member<'a>],
+    holders: [Option<Holder>; 2],
     order: [usize; 2],
 }
 
@@ -40,29 +90,18 @@ impl Shape<'_> {
     fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(128);
         for key in self.order {
-            let holder = self.holder(key);
-            bytes.push(match holder {
+            bytes.push(match self.holders[key] {
                 None => 0,
-                Some((lease, _, forced)) => 1 + u8::from(self.is_own(lease)) * 2 + u8::from(forced),
+                Some(holder) => 1 | u8::from(holder.own) << 1 | u8::from(holder.forced) << 2,
             });
         }
-        let live = self.world.sessions.iter().filter(|session| session.live);
-        let mut sessions: Vec<_> = live.map(|session| self.session(session)).collect();
-        sessions.sort_unstable();
-        for session in sessions {
-            bytes.push(session.len() as u8);
-            bytes.extend(session);
+        let mut members: Vec<_> = self.members.iter().map(|member| self.member(member)).collect();
+        members.sort_unstable();
+        for member in members {
+            bytes.push(member.len() as u8);
+            bytes.extend(member);
         }
         bytes
-    }
-
-    fn holder(&self, key: usize) -> Option<(LeaseId, u64, bool)> {
-        let holder = self.view.keys.get(KEYS[key].as_bytes())?.holder.as_ref()?;
-        Some((holder.lease, holder.token, holder.forced))
-    }
-
-    fn is_own(&self, lease: LeaseId) -> bool {
-        self.world.sessions.iter().all(|session| session.id != lease)
     }
 
     /// A key's number in this order.
@@ -70,50 +109,20 @@ impl Shape<'_> {
         u8::from(self.order[0] != key)
     }
 
-    fn session(&self, session: &Session) -> Vec<u8> {
+    fn member(&self, member: &Member<'_>) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(32);
-        for key in self.order {
-            bytes.push(self.role(session.id, key));
-        }
-        let lease = self.world.state.lease(session.id).expect("it is live");
-        let memory: Vec<_> = lease.memory().collect();
-        for slot in slots(self.world, session) {
-            let passed = (session.floor + 1).saturating_sub(slot).min(SLOT);
+        bytes.extend(self.order.map(|key| member.roles[key]));
+        for slot in &member.slots {
+            let passed = (member.session.floor + 1).saturating_sub(*slot).min(SLOT);
             bytes.push(0x80 | passed as u8);
-            bytes.push(self.claim(session.id, slot));
-            for number in slot..slot + SLOT {
-                let known = memory.iter().find(|one| one.number.0 == number);
-                self.number(session, number, known, &mut bytes);
+            let claim = member.claims.iter().find(|(number, _)| number == slot);
+            bytes.push(claim.map_or(0, |(_, key)| 1 + self.key(*key)));
+            for number in *slot..*slot + SLOT {
+                let known = member.memory.iter().find(|one| one.number.0 == number);
+                self.number(member.session, number, known, &mut bytes);
             }
         }
         bytes
-    }
-
-    /// What a session has of a key: nothing, the hold, or a place in its queue.
-    fn role(&self, lease: LeaseId, key: usize) -> u8 {
-        let Some(entry) = self.view.keys.get(KEYS[key].as_bytes()) else { return 0 };
-        if entry.holder.as_ref().is_some_and(|holder| holder.lease == lease) {
-            return 1;
-        }
-        let place = entry.queue.iter().position(|(waiter, _)| *waiter == lease);
-        place.map_or(0, |place| 2 + place as u8)
-    }
-
-    /// The key that an acquire's number holds or waits for.
-    fn claim(&self, lease: LeaseId, number: u64) -> u8 {
-        let Some(reply) = self.world.state.holds(lease) else { return 0 };
-        if reply.waits.iter().any(|one| one.0 == number) {
-            let waits = |key: &usize| {
-                let entry = self.view.keys.get(KEYS[*key].as_bytes());
-                entry.is_some_and(|entry| {
-                    entry.queue.iter().any(|(waiter, one)| *waiter == lease && one.0 == number)
-                })
-            };
-            return (0..KEYS.len()).find(waits).map_or(0, |key| 1 + self.key(key));
-        }
-        let hold = reply.holds.iter().find(|hold| hold.number.0 == number);
-        let key = hold.and_then(|hold| KEYS.iter().position(|key| key.as_bytes() == hold.key));
-        key.map_or(0, |key| 3 + self.key(key))
     }
 
     fn number(
@@ -153,7 +162,7 @@ impl Shape<'_> {
     }
 
     fn is_present(&self, key: usize, token: u64) -> bool {
-        self.holder(key).is_some_and(|(_, present, _)| present == token)
+        self.holders[key].is_some_and(|holder| holder.token == token)
     }
 
     fn outcome(&self, outcome: Option<Outcome>) -> u8 {

@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 
+use leasehold_core::State;
 use leasehold_core::snapshot::{Decoder, Encoder};
-use leasehold_core::{Kind, State};
 use leasehold_protocol::command::{Caller, Command, OwnLease};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{Event, EventKind};
@@ -89,9 +89,10 @@ pub(crate) struct Sent {
     pub(crate) body: Body,
     /// `None` while it waits.
     pub(crate) first: Option<Outcome>,
-    pub(crate) waited: bool,
-    /// Something was sent that may let the state forget it below the floor.
-    pub(crate) maybe_read: bool,
+    /// It waited, or was executed below the floor: only an acknowledgement lets the state forget.
+    outlives_floor: bool,
+    /// Something was sent that may count as one.
+    maybe_read: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -171,11 +172,14 @@ impl World {
         Ok(())
     }
 
-    /// True if the cancel of this acquire came before it.
+    /// True if the cancel of this acquire was executed before it.
     pub(crate) fn is_forestalled(&self, who: usize, number: u64) -> bool {
-        let view = self.state.lease(self.sessions[who].id);
-        let mut memory = view.iter().flat_map(leasehold_core::LeaseView::memory);
-        memory.any(|one| one.number.0 == number && one.kind == Kind::Forestalled)
+        let session = &self.sessions[who];
+        let cancel = session.sent.get(&(number + 1)).map(|sent| sent.body);
+        let cancelled = matches!(cancel, Some(Body::Cancel { .. }));
+        let acquire = session.sent.get(&number).and_then(|sent| sent.first);
+        let refused = matches!(acquire, Some(Outcome::Refused { code: ErrorCode::CANCELLED, .. }));
+        session.live && cancelled && (refused || !session.sent.contains_key(&number))
     }
 
     /// The state as a snapshot brings it to another node.
@@ -306,7 +310,8 @@ impl Session {
         if executed {
             let waited = matches!(outcome, Outcome::Queued { .. });
             let first = (!waited).then_some(outcome);
-            let sent = Sent { body, first, waited, maybe_read: false };
+            let outlives_floor = waited || number <= self.floor;
+            let sent = Sent { body, first, outlives_floor, maybe_read: false };
             if known {
                 self.sent.entry(number).or_insert(sent);
             } else {
@@ -324,7 +329,7 @@ impl Session {
 
     /// Whether the state must still know this number, whatever else it may forget (G5).
     pub(crate) fn must_be_remembered(&self, number: u64, sent: &Sent) -> bool {
-        number > self.floor || (sent.waited && (sent.first.is_none() || !sent.maybe_read))
+        number > self.floor || (sent.outlives_floor && (sent.first.is_none() || !sent.maybe_read))
     }
 }
 

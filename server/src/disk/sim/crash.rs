@@ -106,6 +106,31 @@ impl SimDisk {
         self.lose_power(&pieces, names_kept);
     }
 
+    /// The disk as it is after the process dies now and the machine does not: what was written is
+    /// there, durable or not, and so are the names.
+    #[must_use]
+    pub fn image_of_kill(&self) -> Self {
+        let mut copies: BTreeMap<*const _, FileRef> = BTreeMap::new();
+        let mut copy = |names: &Names| -> Names {
+            let copied = names.iter().map(|(name, file)| {
+                let copy = copies.entry(Rc::as_ptr(file)).or_insert_with(|| {
+                    let mut copy = file.borrow().clone();
+                    copy.abandon_sync();
+                    Rc::new(copy.into())
+                });
+                (name.clone(), copy.clone())
+            });
+            copied.collect()
+        };
+        let names = copy(&self.inner.names.borrow());
+        let durable_names = copy(&self.inner.durable_names.borrow());
+        let unsynced_names = self.inner.unsynced_names.borrow().iter().map(copy).collect();
+        let image = Self::with_names(self.inner.rng.fork(), self.inner.config.get(), names);
+        *image.inner.durable_names.borrow_mut() = durable_names;
+        *image.inner.unsynced_names.borrow_mut() = unsynced_names;
+        image
+    }
+
     /// The process dies, the machine does not: everything written is still to be seen, though not
     /// durable. Handles from before are dead.
     pub fn kill_process(&self) {

@@ -58,6 +58,10 @@ impl Lane {
         self.connects.get()
     }
 
+    pub(super) fn is_live(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Live(link) if !link.outbox.is_closed())
+    }
+
     pub(super) fn close(&self) {
         if let State::Live(connection) = &*self.state.borrow() {
             connection.fail_all();

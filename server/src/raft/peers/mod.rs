@@ -261,6 +261,16 @@ impl<E: Env> Peers<E> {
         self.lanes.borrow().get(&(node, class)).map_or(0, |lane| lane.connects())
     }
 
+    /// Connections that peers made to this core.
+    pub fn accepted_len(&self) -> usize {
+        self.served.get()
+    }
+
+    /// Open connections that this core made to peers.
+    pub fn links_len(&self) -> usize {
+        self.lanes.borrow().values().filter(|lane| lane.is_live()).count()
+    }
+
     /// Closes every connection. They are made anew when needed.
     pub fn disconnect(&self) {
         self.lanes.borrow().values().for_each(|lane| lane.close());

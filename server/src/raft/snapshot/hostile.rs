@@ -160,6 +160,8 @@ fn no_mutated_file_becomes_another_state() {
         let outcome = match result {
             Ok((_, state)) => {
                 assert_eq!(state.digest(), digest, "only the state itself passes");
+                let named = &bytes[bytes.len() - 12..bytes.len() - 4];
+                assert_eq!(named, digest.to_le_bytes(), "and only under its digest");
                 "accepted"
             }
             Err(SnapshotError::Damaged(_)) => "damaged",

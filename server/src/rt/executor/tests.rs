@@ -1,8 +1,10 @@
 //! Starting, joining, mailboxes between real cores, the stall gauge and the bound on wrong parks.
 
 use std::future::poll_fn;
-use std::task::Poll;
-use std::thread;
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, ThreadId};
 
 use glommio::Placement;
 
@@ -143,6 +145,59 @@ async fn give_way() {
         Poll::Pending
     })
     .await;
+}
+
+/// A waker that is deaf to its own core: what wakes it there is lost, as in a run queue that
+/// glommio forgot.
+struct Deaf {
+    core: ThreadId,
+    task: Waker,
+    unheard: AtomicU64,
+}
+
+impl Wake for Deaf {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if thread::current().id() == self.core {
+            self.unheard.fetch_add(1, Ordering::Relaxed);
+        } else {
+            self.task.wake_by_ref();
+        }
+    }
+}
+
+/// A core that sleeps without a timer while its pulse is due, which is what a wrong park comes to,
+/// again and again: each beat is the watchdog's doing. Without the kick nothing ever wakes this
+/// core, and the watchdog ends the test with its exit code.
+#[test]
+fn a_core_whose_pulse_hears_no_timer_is_kicked_for_each_beat() {
+    const BEATS: u64 = 4;
+    let executor = builder(Placement::Unbound).make().expect("io_uring is available");
+    let gauges = Arc::new(CoreGauges::default());
+    let limit = Duration::from_secs(10);
+    let watched = vec![Arc::clone(&gauges)];
+    let watchdog = Watchdog::start(watched, limit, CONFIG_EXIT_CODE).expect("a thread");
+    let unheard = executor.run(async {
+        let _retiring = pulse::Retiring::new(&gauges);
+        let task = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
+        let core = thread::current().id();
+        let deaf = Arc::new(Deaf { core, task, unheard: AtomicU64::new(0) });
+        let waker = Waker::from(Arc::clone(&deaf));
+        let mut pulse = pin!(pulse::run(Arc::clone(&gauges)));
+        poll_fn(|_| {
+            let never = pulse.as_mut().poll(&mut Context::from_waker(&waker));
+            assert!(never.is_pending(), "the pulse ticks for ever");
+            if gauges.beats() < BEATS { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+        deaf.unheard.load(Ordering::Relaxed)
+    });
+    drop(watchdog);
+    assert!(unheard >= BEATS, "only {unheard} timers rang in vain");
+    assert!(gauges.kicks() >= BEATS, "{} kicks for {BEATS} beats", gauges.kicks());
 }
 
 /// Runs a task that can always run, until it has had its turns or the watchdog had to kick.

@@ -1,0 +1,166 @@
+//! A client's way to the cluster: one connection at a time, and any node is as good as another.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use leasehold_protocol::error::{ErrorClass, ErrorCode};
+use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::{OutcomeReply, Reply};
+use leasehold_protocol::request::Request;
+use leasehold_server::rt::channels::Receiver;
+use leasehold_server::rt::sim::{SimRt, SimWorld};
+use openraft_rt::{AsyncRuntime, MpscReceiver};
+
+use super::Client;
+use crate::history::Call;
+use crate::link::Link;
+
+/// How long a client waits for one answer.
+const PATIENCE: Duration = Duration::from_millis(700);
+
+/// See the module.
+pub(crate) struct Line<'a> {
+    pub(crate) client: &'a Client,
+    link: Option<Link>,
+    node: u64,
+}
+
+impl<'a> Line<'a> {
+    pub(crate) fn new(client: &'a Client) -> Self {
+        Self { client, link: None, node: 1 + client.rng.below(client.params.nodes) }
+    }
+
+    pub(crate) async fn pause(&self) {
+        self.client.history.retries.set(self.client.history.retries.get() + 1);
+        SimRt::sleep(Duration::from_millis(1 + self.client.rng.below(40))).await;
+    }
+
+    /// Asks until the answer is certain.
+    pub(crate) async fn ask(&mut self, request: &Request, call: Option<&Call>) -> Reply {
+        loop {
+            if let Some(reply) = self.try_once(request, call).await {
+                return reply;
+            }
+            self.pause().await;
+        }
+    }
+
+    /// Sends once; `None` if the answer leaves anything open.
+    pub(crate) async fn try_once(
+        &mut self,
+        request: &Request,
+        call: Option<&Call>,
+    ) -> Option<Reply> {
+        let mut answers = self.send(request, call).await?;
+        self.next(&mut answers, PATIENCE).await
+    }
+
+    /// The same for an acquire, through its wait; `None` when it is time to give up.
+    pub(crate) async fn ask_and_wait(
+        &mut self,
+        request: &Request,
+        give_up_ns: u64,
+        call: &Call,
+    ) -> Option<Reply> {
+        loop {
+            if let Some(mut answers) = self.send(request, Some(call)).await {
+                let mut patience = PATIENCE;
+                while let Some(reply) = self.next(&mut answers, patience).await {
+                    let Reply::Outcome(OutcomeReply {
+                        outcome: Outcome::Queued { revision, .. },
+                        ..
+                    }) = reply
+                    else {
+                        return Some(reply);
+                    };
+                    call.queued(revision.0);
+                    if SimWorld::current().now_ns() >= give_up_ns {
+                        return None;
+                    }
+                    // A wait that stays silent is asked for again, here or elsewhere.
+                    patience = Duration::from_millis(200 + self.client.rng.below(2_000));
+                }
+            }
+            self.pause().await;
+        }
+    }
+
+    async fn send(&mut self, request: &Request, call: Option<&Call>) -> Option<Receiver<Reply>> {
+        if self.link.is_none() {
+            self.link = Link::open(&self.client.host, self.node).await;
+        }
+        if let (Some(call), Some(_)) = (call, &self.link) {
+            call.sent();
+        }
+        let sent = self.link.as_ref().map(|link| link.request(request));
+        if sent.is_none() {
+            self.turn();
+        }
+        sent
+    }
+
+    /// The next answer. Without one the connection is given up; a retryable one may name another
+    /// node.
+    async fn next(&mut self, answers: &mut Receiver<Reply>, patience: Duration) -> Option<Reply> {
+        let Ok(Some(reply)) = SimRt::timeout(patience, answers.recv()).await else {
+            self.client.history.unknown.set(self.client.history.unknown.get() + 1);
+            self.turn();
+            return None;
+        };
+        if is_certain(&reply) {
+            return Some(reply);
+        }
+        if let Reply::Error(error) = &reply {
+            let leader = error.leader.0;
+            // Not always where it is told to: any node takes any request.
+            if leader > 0 && leader != self.node && self.client.rng.chance(700) {
+                self.link = None;
+                self.node = leader;
+            } else if leader == 0 && self.client.rng.chance(200) {
+                // It may never know one: a wiped node is outside for good.
+                self.turn();
+            }
+        }
+        None
+    }
+
+    /// To any node, over a new connection.
+    fn turn(&mut self) {
+        self.link = None;
+        self.node = 1 + self.client.rng.below(self.client.params.nodes);
+    }
+}
+
+/// Sends a copy of a request on a connection of its own, after a while of up to `delay_ms`, once.
+/// Its answer is recorded if it is certain and final.
+pub(super) async fn send_copy(client: Rc<Client>, request: Request, call: Call, delay_ms: u64) {
+    SimRt::sleep(Duration::from_millis(client.rng.below(delay_ms + 1))).await;
+    let mut line = Line::new(&client);
+    if let Some(reply) = line.try_once(&request, Some(&call)).await
+        && reply.is_final()
+    {
+        call.answered(&outcome(reply));
+    }
+}
+
+/// What a definite answer says.
+pub(super) fn outcome(reply: Reply) -> Result<Outcome, ErrorCode> {
+    match reply {
+        Reply::Outcome(reply) => Ok(reply.outcome),
+        Reply::Error(error) => Err(error.code),
+        other => panic!("no outcome: {other:?}"),
+    }
+}
+
+/// A code that a reply carries, if it carries one.
+fn code_of(reply: &Reply) -> Option<ErrorCode> {
+    match reply {
+        Reply::Outcome(OutcomeReply { outcome: Outcome::Refused { code, .. }, .. }) => Some(*code),
+        Reply::Error(error) => Some(error.code),
+        _ => None,
+    }
+}
+
+fn is_certain(reply: &Reply) -> bool {
+    code_of(reply).is_none_or(|code| code.class() == ErrorClass::NotApplied)
+}

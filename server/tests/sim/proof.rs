@@ -1,0 +1,80 @@
+//! Proof that the simulator's own checks bite: each finds a fault made by hand. The shared checkers
+//! have theirs beside them, in `bench/src/check`.
+
+use leasehold_core::State;
+use leasehold_protocol::event::{EndReason, Event, EventKind};
+use leasehold_protocol::ids::{LeaseId, NodeId, Revision, ShardId};
+use leasehold_server::raft::EntryPrint;
+use leasehold_server::rt::sim::{SimRt, WorldConfig};
+use openraft_rt::AsyncRuntime;
+
+use crate::history::Violations;
+use crate::ledger::Ledger;
+use crate::logs::{Look, Seen};
+
+const SHARD: ShardId = ShardId(0);
+
+/// Panics if a check is blind.
+pub(crate) fn prove() {
+    SimRt::with_config(0, WorldConfig::default()).block_on(async { prove_ledger() });
+    prove_logs();
+}
+
+fn prove_ledger() {
+    let ended = |lease| {
+        let reason = EndReason::LeaseExpired;
+        let kind = EventKind::LeaseEnded { lease: LeaseId(lease), reason };
+        vec![Event { revision: Revision(1), kind }]
+    };
+    let applied = |first: u64, second: u64| {
+        let (ledger, violations) = (Ledger::default(), Violations::default());
+        let state = State::new(SHARD);
+        ledger.shard(SHARD).applied(1, &state, &ended(first), &violations);
+        ledger.shard(SHARD).applied(2, &state, &ended(second), &violations);
+        violations.list().len()
+    };
+    assert_eq!(applied(1, 1), 0, "two nodes that applied the same");
+    assert_eq!(applied(1, 2), 1, "two nodes that applied different things");
+}
+
+/// A log of node `node` with entries of these (term, content), the first `applied` committed.
+fn log(node: u64, term: u64, applied: u64, entries: &[(u64, u32)]) -> Look {
+    let print = |(index, (term, crc)): (u64, &(u64, u32))| EntryPrint {
+        index,
+        leader: (*term, NodeId(1)),
+        crc: *crc,
+    };
+    let entries = (1..).zip(entries).map(print).collect();
+    Look { node, boot: 1, term, leads: false, applied, entries }
+}
+
+fn found(steps: &[&[&Look]]) -> usize {
+    let (mut seen, violations) = (Seen::default(), Violations::default());
+    for looks in steps {
+        let looks: Vec<Look> = looks.iter().map(|look| (*look).clone()).collect();
+        seen.take(SHARD, &looks, &violations);
+    }
+    violations.list().len()
+}
+
+fn prove_logs() {
+    let whole = log(1, 3, 2, &[(1, 7), (1, 8), (2, 9)]);
+    let tail = log(2, 3, 2, &[(1, 7), (1, 8), (3, 4)]);
+    assert_eq!(found(&[&[&whole, &tail]]), 0, "tails may differ");
+    let content = log(2, 3, 0, &[(1, 7), (1, 6)]);
+    assert_eq!(found(&[&[&whole, &content]]), 1, "one name, two contents");
+    let before = log(2, 3, 0, &[(1, 5), (1, 8)]);
+    assert_eq!(found(&[&[&whole, &before]]), 1, "something else before a shared entry");
+    let changed = log(1, 4, 2, &[(1, 7), (4, 1)]);
+    assert_eq!(found(&[&[&whole], &[&changed]]), 1, "committed, then something else");
+    let leader = Look { leads: true, ..log(2, 4, 1, &[(1, 7)]) };
+    assert_eq!(found(&[&[&whole], &[&leader]]), 1, "a leader without it");
+    let former = Look { term: 3, ..leader };
+    assert_eq!(found(&[&[&whole], &[&former]]), 0, "one of the same term may lack it");
+    let back = Look { applied: 1, ..whole.clone() };
+    assert_eq!(found(&[&[&whole], &[&back]]), 1, "applied went back");
+    let term = Look { term: 2, ..whole.clone() };
+    assert_eq!(found(&[&[&whole], &[&term]]), 1, "the term went back");
+    let reboot = Look { boot: 2, ..term };
+    assert_eq!(found(&[&[&whole], &[&reboot]]), 0, "after a start it may, as far as is seen here");
+}
