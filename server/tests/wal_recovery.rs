@@ -11,9 +11,10 @@ use leasehold_protocol::ids::{ClusterId, DiskId, NodeId};
 use leasehold_server::disk::sim::{Io, SimDisk, SimDiskConfig, Tear};
 use leasehold_server::env::Disk;
 use leasehold_server::wal::{BLOB_LEN_MAX, WalConfig, WalError, WalIdentity};
+use wal_support::sim_env::sleep_ms;
 use wal_support::{
     A, B, C, Call, History, IDENTITY, ShardId, State, open, open_as, open_with, recover, run,
-    sleep_ms, small, without_committed,
+    small, without_committed,
 };
 
 /// The first segment, and where its first record after the checkpoint starts.
