@@ -334,7 +334,7 @@ fn count_answers(
 #[test]
 fn overload_costs_no_session_and_no_leadership() {
     let connections = scaled(48, 200);
-    let (excess, run_ms) = scaled((2.0, 6_500), (3.0, 30_000));
+    let (excess, run_ms) = scaled((3.0, 6_500), (3.0, 30_000));
     let _alone = process::alone();
     // Heartbeats that wait behind requests would miss even these times within seconds.
     let spec = Spec::default()
@@ -355,28 +355,25 @@ fn overload_costs_no_session_and_no_leadership() {
     };
     let addr = cluster.addresses(leader).client;
     let before = bare::term(&cluster);
-    let mut capacity = load::run(addr, closed).expect("a measurement").ops_per_s;
-    let overload = |ops_per_s, run_ms| {
-        let mode = load::Mode::Open { ops_per_s };
+    let capacity = load::run(addr, closed).expect("a measurement").ops_per_s;
+    let mut asked = excess * capacity;
+    let outcome = loop {
+        let mode = load::Mode::Open { ops_per_s: asked };
         let plan = load::Plan { mode, connections, keys: 6_000, run_ms, ..closed };
         // It fails if any renewal is refused.
-        load::run(addr, plan).expect("every session is renewed")
-    };
-    // Batches are larger under load: more may be possible than a closed loop shows.
-    for _ in 0..5 {
-        let done = overload(2.0 * capacity, 500).ops_per_s;
-        if done < 1.5 * capacity {
-            break;
+        let outcome = load::run(addr, plan).expect("every session is renewed");
+        println!(
+            "{asked:.0} operations a second asked for, {:.0} done; {} unfinished, refused: {:?}",
+            outcome.ops_per_s, outcome.unfinished, outcome.errors
+        );
+        // What is left is more than a second's work: there was no keeping up.
+        if outcome.unfinished as f64 > outcome.ops_per_s {
+            break outcome;
         }
-        capacity = done;
-    }
-    let outcome = overload(excess * capacity, run_ms);
-    assert!(outcome.ops_per_s < 0.8 * excess * capacity, "INVALID: that was no overload");
-    println!(
-        "{capacity:.0} operations a second possible, {excess} times that asked for, {:.0} done; \
-         {} unfinished, refused: {:?}",
-        outcome.ops_per_s, outcome.unfinished, outcome.errors
-    );
+        // Larger batches do more than a closed loop shows, and the machine may be less busy now.
+        asked *= 2.0;
+        assert!(asked < 100.0 * capacity, "INVALID: no overload is reached");
+    };
     for code in [ErrorCode::LEASE_DEAD, ErrorCode::LEASE_LOST, ErrorCode::NOT_LEADER] {
         assert_eq!(outcome.errors.get(code.name()), None, "{:?}", outcome.errors);
     }
