@@ -3,6 +3,7 @@
 CARGO ?= cargo
 ROUNDS ?= 20
 N ?= 40
+FROM ?= 0
 TIMES ?= 10
 
 .PHONY: help build demo dev test verify fix bench torture sim mutants hostile docs clean
@@ -39,8 +40,9 @@ bench: ## Measures load, latency and failover of a release build.
 torture: build ## Kills leaders under contention, ROUNDS=20 times, and checks G1-G5 and G7.
 	LEASEHOLD_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --test contention -- --nocapture
 
-sim: ## Runs N=40 simulated clusters, or the one of SEED.
-	$(CARGO) test -p leasehold-server --test sim -- $(if $(SEED),--seed $(SEED),--seeds $(N))
+sim: ## Runs N=40 simulated clusters from seed FROM=0 on, or the one of SEED.
+	$(CARGO) test -p leasehold-server --test sim --profile sim -- \
+		$(if $(SEED),--seed $(SEED),--from $(FROM) --seeds $(N))
 
 mutants: build ## Plants faults, one at a time, or ONLY=a,b, and shows which test notices each.
 	target/debug/mutants $(if $(ONLY),--only $(ONLY)) $(if $(EACH),--each)

@@ -65,6 +65,7 @@ fn leaders_killed_under_contention() {
         recorder.fault(FaultKind::Restarted, leader);
         cluster.spawn(leader).expect("started again");
         cluster.wait_ready(PATIENCE).expect("ready again");
+        recorder.fault(FaultKind::Healed, 0);
         progress(&load, &format!("after restart {round}"));
     }
     finish(&cluster, load, &recorder);
@@ -75,6 +76,8 @@ fn leaders_killed_under_contention() {
         queued_grants: 100,
         acked: 500,
         ordered: 500,
+        reads: 20,
+        served: 100,
         nodes: 3,
         retries: u64::from(rounds),
         faults: vec![(FaultKind::LeaderKilled, u64::from(rounds))],
@@ -99,6 +102,7 @@ fn a_leader_stopped_for_twice_the_ttl_expires_nobody() {
     std::thread::sleep(Duration::from_millis(2 * u64::from(ttl_ms)));
     progress(&load, "while the old leader is stopped");
     cluster.signal(leader, Signal::CONT).expect("continued");
+    recorder.fault(FaultKind::Healed, 0);
     progress(&load, "after the old leader woke");
     std::thread::sleep(Duration::from_millis(u64::from(ttl_ms)));
     finish(&cluster, load, &recorder);
@@ -108,6 +112,7 @@ fn a_leader_stopped_for_twice_the_ttl_expires_nobody() {
         queued_grants: 50,
         acked: 200,
         ordered: 200,
+        served: 100,
         nodes: 3,
         faults: vec![(FaultKind::LeaderStopped, 1)],
         ..Needs::default()

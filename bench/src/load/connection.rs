@@ -99,7 +99,7 @@ impl Connection {
             // Connections are spread over one interval, so that their acquires do not coincide.
             first_ns: (interval_ns.min(1e9) * index as f64 / plan.connections as f64) as u64,
             ttl_ms: plan.ttl_ms,
-            renew_ns: now_ns() + renew_every_ns(plan.ttl_ms),
+            renew_ns: u64::MAX,
             unsent: Vec::new(),
             unsent_from: 0,
             buffer: vec![0; READ_LEN],
@@ -145,8 +145,10 @@ impl Connection {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    /// Starts the schedule, or the first cycles.
+    /// Starts the schedule, or the first cycles. The others took their time to connect: whoever
+    /// came first is to be renewed now.
     pub(super) fn begin(&mut self, now: u64) {
+        self.renew_ns = now;
         match self.mode {
             Mode::Open { .. } => {
                 self.first_ns += now;
@@ -157,14 +159,16 @@ impl Connection {
     }
 
     /// Ends the session with all it still holds, blocking, so that a later run finds its keys free.
-    pub(super) fn close(mut self) -> io::Result<()> {
-        let deadline = Deadline::after(OPEN_LIMIT);
+    /// `patience` is what the cluster may need for all that was asked of it and is not done.
+    pub(super) fn close(mut self, patience: Duration) -> io::Result<()> {
+        let limit = OPEN_LIMIT + patience;
+        let deadline = Deadline::after(limit);
         let (lease, secret) = (self.session.lease, self.session.secret);
         let command = Command::Close { lease, secret };
         let request = CommandRequest { shard: SHARD, timeout_ms: TIMEOUT_MS, command };
         let sent = self.conn.request(&Request::Command(request)).map_err(io::Error::other)?;
         self.stream.set_nonblocking(false)?;
-        self.stream.set_read_timeout(Some(OPEN_LIMIT))?;
+        self.stream.set_read_timeout(Some(limit))?;
         while !deadline.passed() {
             self.flush()?;
             let len = self.stream.read(&mut self.buffer)?;

@@ -4,12 +4,13 @@
 
 use alloc::string::String;
 use alloc::vec::Vec;
+use core::iter;
 use core::ops::Bound;
 
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Secret, Token};
 use leasehold_protocol::limits::PAGE_LEN_MAX;
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::{HeldKey, Holder, HoldsReply, KeyInfo, SessionInfo};
+use leasehold_protocol::reply::{Delay, HeldKey, Holder, HoldsReply, KeyInfo, SessionInfo};
 
 use crate::blob::KeyRef;
 use crate::lifecycle::same_secret;
@@ -103,7 +104,7 @@ impl<'a> LeaseView<'a> {
 
     /// Number of keys it holds.
     pub fn holds(&self) -> usize {
-        self.lease.claims.len() - self.lease.waits
+        self.lease.claims.len() - self.lease.waits - self.lease.again
     }
 
     /// Number of keys it waits for.
@@ -139,17 +140,45 @@ impl State {
         self.keys.len()
     }
 
-    /// All queued acquires with their wait limits in milliseconds, in a fixed order, that of the
-    /// queue within a key.
-    pub fn waits(&self) -> impl Iterator<Item = (LeaseId, Number, u32)> {
-        let queues = self.keys.iter().flat_map(|(_, key)| key.queue.iter());
-        queues.map(|(_, waiter)| (waiter.lease, waiter.number, waiter.wait_ms))
+    /// The queued acquires of this moment with their wait limits in milliseconds, in a fixed order,
+    /// that of the queue within a key; for a walk that goes on while the state changes. Made in
+    /// O(1). Each item is one step of about the same work: `None` begins another key.
+    pub fn walk_waits(&self) -> impl Iterator<Item = Option<(LeaseId, Number, u32)>> + use<> {
+        self.keys.clone().into_iter().flat_map(|(_, key)| {
+            let waiters = key.queue.clone().into_iter();
+            let waiters = waiters.map(|(_, waiter)| (waiter.lease, waiter.number, waiter.wait_ms));
+            iter::once(None).chain(waiters.map(Some))
+        })
+    }
+
+    /// All holds of this moment that an operator forced and that are not passed on yet: key, token,
+    /// and the lease that holds; for a walk as in `walk_waits`.
+    pub fn walk_forced(&self) -> impl Iterator<Item = (Vec<u8>, Token, LeaseId)> + use<> {
+        let forced = self.forced.clone().into_iter();
+        forced.map(|(token, (key, lease))| (text(&key).as_bytes().to_vec(), Token(token), lease))
     }
 
     /// All holds that an operator forced and that are not passed on yet: key, token, and the
     /// lease that holds.
     pub fn forced_pending(&self) -> impl Iterator<Item = (&str, Token, LeaseId)> {
         self.forced.iter().map(|(token, (key, lease))| (text(key), Token(*token), *lease))
+    }
+
+    /// All lock-delays of this moment that are not over: key, the lost hold's token, and how long
+    /// it lasts in milliseconds; for a walk as in `walk_waits`.
+    pub fn walk_delays(&self) -> impl Iterator<Item = (Vec<u8>, Token, u32)> + use<> {
+        let delays = self.delays.clone().into_iter();
+        delays.map(|(token, (key, delay_ms))| (key.to_vec(), Token(token), delay_ms))
+    }
+
+    /// Whether a lock-delay of this loss is not over.
+    pub fn is_delayed(&self, token: Token) -> bool {
+        self.delays.get(&token.0).is_some()
+    }
+
+    /// The hold of this token was forced and is not passed on yet.
+    pub fn is_forced(&self, token: Token) -> bool {
+        self.forced.get(&token.0).is_some()
     }
 
     /// One key, also if nobody holds it or waits.
@@ -161,6 +190,8 @@ impl State {
                 holders: Vec::new(),
                 waiters: Vec::new(),
                 waiters_total: 0,
+                limit: 0,
+                delays: Vec::new(),
             },
         }
     }
@@ -204,7 +235,16 @@ impl State {
                 number: hold.number,
                 own_lease: view.is_some_and(|lease| lease.own),
                 forced: hold.forced.is_some(),
+                slots: hold.slots.as_slice().to_vec(),
+                entries: 1 + hold.again.len() as u32,
+                delay_ms: hold.delay_ms,
             }
+        });
+        let delays = entry.ghosts.iter().map(|(token, ghost)| Delay {
+            token: Token(*token),
+            mode: ghost.mode,
+            delay_ms: ghost.delay_ms,
+            remaining_ms: None,
         });
         let first_waiters = entry.queue.iter().take(PAGE_LEN_MAX as usize).enumerate();
         let waiters =
@@ -220,6 +260,8 @@ impl State {
             holders: holders.take(PAGE_LEN_MAX as usize).collect(),
             waiters: waiters.collect(),
             waiters_total: entry.queue.len() as u32,
+            limit: entry.limit,
+            delays: delays.take(PAGE_LEN_MAX as usize).collect(),
         }
     }
 
@@ -236,7 +278,7 @@ impl State {
             label: lease.label.text(),
             ttl_ms: lease.ttl_ms,
             remaining_ms: None,
-            holds: (lease.claims.len() - lease.waits) as u32,
+            holds: (lease.claims.len() - lease.waits - lease.again) as u32,
             waits: lease.waits as u32,
             own_lease: lease.own,
         });
@@ -257,6 +299,7 @@ impl State {
             let number = Number(*number);
             match claim {
                 Claim::Wait(_) => reply.waits.push(number),
+                Claim::Again(_) => {}
                 Claim::Hold(key) => {
                     let hold = self.keys.get(key).and_then(|entry| entry.holds.get(&lease));
                     let hold = hold.expect("a lease knows its holds");
@@ -266,6 +309,8 @@ impl State {
                         mode: hold.mode,
                         number,
                         forced: hold.forced.is_some(),
+                        slots: hold.slots.as_slice().to_vec(),
+                        entries: 1 + hold.again.len() as u32,
                     });
                 }
             }
@@ -288,7 +333,11 @@ fn text(bytes: &[u8]) -> &str {
 
 fn size_of(info: &KeyInfo) -> usize {
     const FIXED: usize = 64;
-    let holders = info.holders.iter().map(|one| FIXED + one.label.len() + one.value.len());
+    let holders =
+        info.holders.iter().map(|one| FIXED + one.label.len() + one.value.len() + one.slots.len());
     let waiters = info.waiters.iter().map(|one| FIXED + one.label.len());
-    FIXED + info.key.len() + holders.sum::<usize>() + waiters.sum::<usize>()
+    FIXED * (1 + info.delays.len())
+        + info.key.len()
+        + holders.sum::<usize>()
+        + waiters.sum::<usize>()
 }

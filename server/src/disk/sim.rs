@@ -66,6 +66,7 @@ struct Inner {
     observer: RefCell<Option<Observer>>,
     store_observer: RefCell<Option<Observer>>,
     written_bytes: Cell<u64>,
+    refusals: Cell<u64>,
     /// Raised by a crash: handles from before are dead.
     power_cycle: Cell<u64>,
 }
@@ -94,14 +95,10 @@ impl SimDisk {
             observer: RefCell::default(),
             store_observer: RefCell::default(),
             written_bytes: Cell::new(0),
+            refusals: Cell::new(0),
             power_cycle: Cell::new(0),
         };
         Self { inner: Rc::new(inner) }
-    }
-
-    /// How the disk behaves.
-    pub fn config(&self) -> SimDiskConfig {
-        self.inner.config.get()
     }
 
     /// Changes how the disk behaves from now on.
@@ -119,9 +116,14 @@ impl SimDisk {
         self.inner.faults.borrow_mut().clear();
     }
 
-    /// Operations that failed on purpose, or for want of room, so far.
+    /// Operations that failed on purpose so far.
     pub fn failures(&self) -> u64 {
         self.inner.faults.borrow().struck()
+    }
+
+    /// Operations that found no room so far.
+    pub fn refusals(&self) -> u64 {
+        self.inner.refusals.get()
     }
 
     /// Operations of a kind so far.
@@ -174,7 +176,7 @@ impl SimDisk {
     fn reserve(&self, len: u64) -> io::Result<()> {
         match self.inner.config.get().capacity {
             Some(capacity) if self.used_bytes() + len > capacity => {
-                self.inner.faults.borrow_mut().count_strike();
+                self.inner.refusals.set(self.inner.refusals.get() + 1);
                 let full = "no space left on the simulated disk";
                 Err(io::Error::new(io::ErrorKind::StorageFull, full))
             }

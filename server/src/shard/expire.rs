@@ -27,8 +27,12 @@ const STALL_MIN: Duration = Duration::from_millis(250);
 const WAIT_GRACE: Duration = Duration::from_secs(1);
 /// When a refused proposal is tried again.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// Leases expired after one confirmed round; also how many are walked at once at a take-over.
+/// Leases expired after one confirmed round.
 const CHUNK_LEN: usize = 128;
+/// Leases, waits, keys handled in one go at a take-over: some hundred microseconds.
+const WALK_LEN: usize = 512;
+/// Others get the core for so long in between.
+const WALK_PAUSE: Duration = Duration::from_millis(1);
 
 impl<E: Env> Shard<E> {
     /// Follows this node's leadership, as long as the shard lives. One task.
@@ -75,37 +79,58 @@ impl<E: Env> Shard<E> {
     }
 
     /// Puts wheel entries for what this leadership inherited, without holding the core: no lease
-    /// ends before its TTL, so there is time.
+    /// ends before its TTL, so there is time. Leases first: only they bound how long a key is held.
     async fn walk(self: Rc<Self>, leadership: Leadership) {
         let now = self.clock.now();
-        let (waits, forced) = {
-            let state = self.state.borrow();
-            let limited = state.waits().filter(|(_, _, wait_ms)| *wait_ms != u32::MAX);
-            let forced = state.forced_pending();
-            let forced = forced.map(|(key, token, lease)| (key.to_owned(), token, lease));
-            (limited.collect::<Vec<_>>(), forced.collect::<Vec<_>>())
-        };
-        for (key, token, lease) in forced {
-            self.set_forced(key.into_bytes(), token, lease);
-        }
-        for chunk in waits.chunks(CHUNK_LEN) {
-            for (lease, number, wait_ms) in chunk {
-                self.set_wait(*lease, *number, *wait_ms, now);
-            }
-            E::Rt::sleep(Duration::from_millis(1)).await;
-            if self.leads() != Some(leadership) {
-                return;
-            }
-        }
         let mut after = LeaseId(0);
         while self.leads() == Some(leadership) {
-            let chunk: Vec<_> = self.state.borrow().leases_after(after).take(CHUNK_LEN).collect();
-            let Some((last, _)) = chunk.last() else { return };
+            let chunk: Vec<_> = self.state.borrow().leases_after(after).take(WALK_LEN).collect();
+            let Some((last, _)) = chunk.last() else { break };
             after = *last;
             for (lease, ttl_ms) in chunk {
                 self.set_lease(lease, ttl_ms);
             }
-            E::Rt::sleep(Duration::from_millis(1)).await;
+            E::Rt::sleep(WALK_PAUSE).await;
+        }
+        // What began or ended since was told by events.
+        let forced = self.state.borrow().walk_forced();
+        self.in_steps(leadership, forced, |(key, token, lease)| {
+            self.set_forced(key, token, lease);
+        })
+        .await;
+        // How much of a delay is over nobody knows any more: each lasts once more.
+        let delays = self.state.borrow().walk_delays();
+        self.in_steps(leadership, delays, |(key, token, delay_ms)| {
+            self.set_delay(key, token, delay_ms);
+        })
+        .await;
+        let waits = self.state.borrow().walk_waits();
+        self.in_steps(leadership, waits, |wait| match wait {
+            Some((lease, number, wait_ms)) if wait_ms != u32::MAX => {
+                self.set_wait(lease, number, wait_ms, now);
+            }
+            _ => {}
+        })
+        .await;
+    }
+
+    /// Handles what `steps` yields, a little at a time, as long as this leadership lasts.
+    async fn in_steps<T>(
+        &self,
+        leadership: Leadership,
+        mut steps: impl Iterator<Item = T>,
+        handle: impl Fn(T),
+    ) {
+        while self.leads() == Some(leadership) {
+            let mut handled = 0;
+            for step in steps.by_ref().take(WALK_LEN) {
+                handle(step);
+                handled += 1;
+            }
+            if handled < WALK_LEN {
+                return;
+            }
+            E::Rt::sleep(WALK_PAUSE).await;
         }
     }
 
@@ -129,6 +154,18 @@ impl<E: Env> Shard<E> {
         };
         let at = self.leases.borrow().ends_at(lease, ttl_ms);
         self.set_timer(at, TimerKind::Forced(key, token));
+    }
+
+    fn set_delay(&self, key: Vec<u8>, token: Token, delay_ms: u32) {
+        let at = self.clock.now().after(Duration::from_millis(u64::from(delay_ms)));
+        self.set_timer(at, TimerKind::Delay(key, token));
+    }
+
+    /// What is left of a lock-delay, in milliseconds.
+    pub(super) fn delay_left_ms(&self, key: &str, token: Token) -> Option<u32> {
+        let kind = TimerKind::Delay(key.as_bytes().to_vec(), token);
+        let at = self.timers.borrow().when(&kind)?;
+        u32::try_from(at.since(self.clock.now()).as_millis()).ok()
     }
 
     /// Keeps table and wheel in step with what was applied.
@@ -155,6 +192,9 @@ impl<E: Env> Shard<E> {
                 EventKind::ForcedPending { key, lease, token, .. } if leading => {
                     self.set_forced(key.clone(), *token, *lease);
                 }
+                EventKind::DelayBegan { key, token, delay_ms } if leading => {
+                    self.set_delay(key.clone(), *token, *delay_ms);
+                }
                 _ => {}
             }
         }
@@ -174,6 +214,11 @@ impl<E: Env> Shard<E> {
                     let command = Command::TimeOut { lease, number };
                     self.propose_timer(leadership, command, TimerKind::Wait(lease, number));
                 }
+                TimerKind::Delay(_, token) if !self.still_delayed(token) => {}
+                TimerKind::Delay(key, token) => {
+                    let command = Command::EndDelay { key: key.clone(), token };
+                    self.propose_timer(leadership, command, TimerKind::Delay(key, token));
+                }
                 TimerKind::Forced(key, token) => {
                     let command = Command::EndForced { key: key.clone(), token };
                     self.propose_timer(leadership, command, TimerKind::Forced(key, token));
@@ -192,7 +237,11 @@ impl<E: Env> Shard<E> {
     }
 
     fn still_forced(&self, token: Token) -> bool {
-        self.state.borrow().forced_pending().any(|(_, pending, _)| pending == token)
+        self.state.borrow().is_forced(token)
+    }
+
+    fn still_delayed(&self, token: Token) -> bool {
+        self.state.borrow().is_delayed(token)
     }
 
     /// The lease and its TTL if it may be expired now; else its entry is put back, or dropped.

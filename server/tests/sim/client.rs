@@ -137,9 +137,9 @@ impl Work<'_> {
             0..130 => self.read().await,
             130..145 => self.close().await,
             145..165 => self.bad_input().await,
-            165..190 => self.force().await,
-            190..210 => self.use_shared().await,
-            210..215 => self.open_many().await,
+            165..178 => self.force().await,
+            178..198 => self.use_shared().await,
+            198..203 => self.open_many().await,
             _ => self.take_once().await,
         }
     }

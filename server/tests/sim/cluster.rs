@@ -33,8 +33,8 @@ pub(crate) struct Machine {
     pub(crate) node: u64,
     pub(crate) domain: DomainId,
     disk: RefCell<SimDisk>,
-    /// Failures that the disk had when the node was started.
-    failures: Cell<u64>,
+    /// Failures and refusals of the disk when the node was started.
+    troubles: Cell<(u64, u64)>,
     boots: Cell<u64>,
     death: Cell<Death>,
     down: Cell<Duration>,
@@ -66,9 +66,14 @@ impl Machine {
         self.disk().set_config(config);
     }
 
-    /// True if the node runs on although its disk failed under it.
+    /// True if the node runs on although its disk failed under it. It may if the disk was full: a
+    /// segment that is made ahead can wait.
     pub(crate) fn outlives_its_disk(&self) -> bool {
-        self.running.borrow().is_some() && self.disk().failures() > self.failures.get()
+        self.running.borrow().is_some() && self.disk().failures() > self.troubles.get().0
+    }
+
+    fn disk_troubles(&self) -> (u64, u64) {
+        (self.disk().failures(), self.disk().refusals())
     }
 }
 
@@ -94,7 +99,7 @@ impl Cluster {
                 domain: world
                     .add_domain(Duration::from_secs(rng.below(1_000_000)), draw_rate_ppm(rng)),
                 disk: RefCell::new(SimDisk::new(rng.next(), params.disk)),
-                failures: Cell::new(0),
+                troubles: Cell::default(),
                 boots: Cell::new(0),
                 death: Cell::new(Death::Killed),
                 down: Cell::new(Duration::ZERO),
@@ -174,12 +179,12 @@ impl Cluster {
     /// The node cannot go on, as it says; a real process exits.
     fn exit(&self, machine: &Machine, why: &str) {
         self.timeline.note(format!("node {} exits: {why}", machine.node));
-        let disk = machine.disk();
-        if disk.failures() == machine.failures.get() {
+        let ((failures, refusals), before) = (machine.disk_troubles(), machine.troubles.get());
+        if (failures, refusals) == before {
             self.violations.add("exit", &format!("node {}, without reason: {why}", machine.node));
         } else {
-            let full = disk.config().capacity.is_some();
-            self.coverage.count(if full { Seen::EnospcExit } else { Seen::EioExit });
+            let failed = failures > before.0;
+            self.coverage.count(if failed { Seen::EioExit } else { Seen::EnospcExit });
         }
         let rng = self.world.rng();
         let death = if rng.chance(500) { Death::PowerLost } else { Death::Killed };
@@ -226,7 +231,7 @@ impl Cluster {
     async fn supervise(self: Rc<Self>, machine: Rc<Machine>) {
         loop {
             machine.boots.set(machine.boots.get() + 1);
-            machine.failures.set(machine.disk().failures());
+            machine.troubles.set(machine.disk_troubles());
             self.timeline.note(format!("node {} starts", machine.node));
             match self.world.spawn_in(machine.domain, self.start_of(&machine).run()).await {
                 Ok(Ok(node)) => {

@@ -40,7 +40,8 @@ struct Verdict {
     total: Total,
     hashes: BTreeMap<u64, String>,
     failed: BTreeSet<u64>,
-    unsound: BTreeSet<u64>,
+    /// Runs that prove nothing: too little to judge, or not repeatable.
+    invalid: BTreeSet<u64>,
 }
 
 impl Seeds {
@@ -101,7 +102,8 @@ impl Verdict {
         if !output.status.success() {
             print!("{}", String::from_utf8_lossy(&output.stderr));
             println!("seed {seed}: {}", ended(&output));
-            self.failed.insert(seed);
+            let proves_nothing = output.status.code() == Some(2);
+            if proves_nothing { &mut self.invalid } else { &mut self.failed }.insert(seed);
         }
     }
 
@@ -112,7 +114,7 @@ impl Verdict {
         match self.hashes.get(&seed) {
             Some(before) if *before != hash => {
                 println!("seed {seed}: two runs differ");
-                self.unsound.insert(seed);
+                self.invalid.insert(seed);
                 false
             }
             Some(_) => false,
@@ -126,7 +128,7 @@ impl Verdict {
     fn end(self) -> ExitCode {
         self.total.print();
         let missing = self.total.missing();
-        println!("failed: {:?}, not repeatable: {:?}", self.failed, self.unsound);
+        println!("failed: {:?}, invalid: {:?}", self.failed, self.invalid);
         if !self.failed.is_empty() {
             return ExitCode::from(1);
         }
@@ -135,7 +137,7 @@ impl Verdict {
         } else if !missing.is_empty() {
             println!("in so few seeds not seen: {}", missing.join(", "));
         }
-        let invalid = !self.unsound.is_empty() || (!missing.is_empty() && self.total.is_whole());
+        let invalid = !self.invalid.is_empty() || (!missing.is_empty() && self.total.is_whole());
         if invalid { ExitCode::from(2) } else { ExitCode::SUCCESS }
     }
 }

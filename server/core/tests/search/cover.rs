@@ -59,6 +59,10 @@ fn command(command: &Command) -> &'static str {
         Command::ForceRelease { .. } => "force",
         Command::EndForced { .. } => "end_forced",
         Command::TimeOut { .. } => "time_out",
+        Command::Convert { .. } => "convert",
+        Command::AcquireAll { .. } => "acquire_all",
+        Command::SetLimit { .. } => "set_limit",
+        Command::EndDelay { .. } => "end_delay",
     }
 }
 
@@ -73,6 +77,7 @@ fn outcome(outcome: &Outcome) -> &'static str {
         Outcome::Closed { .. } => "closed",
         Outcome::Forced { .. } => "forced",
         Outcome::Begun { .. } => "begun",
+        Outcome::Changed { .. } => "changed",
         Outcome::Refused { code, .. } => code.name(),
     }
 }

@@ -44,11 +44,7 @@ impl Faults {
         self.planned.push(Fault { io, at: self.count(io) + nth, kind });
     }
 
-    /// One more operation failed.
-    pub(super) fn count_strike(&mut self) {
-        self.struck += 1;
-    }
-
+    /// Operations that failed.
     pub(super) fn struck(&self) -> u64 {
         self.struck
     }
@@ -68,7 +64,7 @@ impl Faults {
         match self.planned.iter().position(|fault| fault.io == io && fault.at == now) {
             Some(planned) => {
                 let kind = self.planned.swap_remove(planned).kind;
-                self.count_strike();
+                self.struck += 1;
                 Err(io::Error::new(kind, format!("simulated failure of {io:?} number {now}")))
             }
             None => Ok(()),

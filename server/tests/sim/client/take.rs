@@ -55,7 +55,7 @@ impl Work<'_> {
     fn asked(&self, session: &Session, key: Vec<u8>) -> Asked {
         let rng = &self.me.rng;
         let patience_ms = if rng.chance(200) { 0 } else { 50 + rng.below(6_000) };
-        let own = rng.chance(80).then(|| OwnLease {
+        let own = rng.chance(50).then(|| OwnLease {
             ttl_ms: self.me.params.draw_ttl_ms(rng),
             secret: Secret([0x80 | self.me.id as u8; 16]),
         });
@@ -80,6 +80,7 @@ impl Work<'_> {
     async fn acquire(&mut self, session: &Session, asked: &Asked) -> Option<Answer> {
         let request = command(session.shard, asked.command.clone());
         if self.me.rng.chance(80) {
+            asked.call.copied();
             let mut about = self.about(session, &asked.key);
             about.number = Some(Number(session.number.get()));
             let kind = OpKind::Acquire { wait_ms: u32::MAX };
@@ -142,7 +143,7 @@ impl Work<'_> {
 
     async fn granted(&mut self, session: &Session, asked: &Asked, grant: &Grant) {
         // After a wait or a retry only a renewal tells whether the lease still lives.
-        let known = session.granted(grant) && asked.call.attempts() == 1;
+        let known = session.granted(grant) && asked.call.is_first_answer();
         if let Some(own) = asked.own {
             return self.hold_own(session, asked, own, grant).await;
         }
@@ -215,7 +216,7 @@ impl Work<'_> {
         let hold_ms = self.me.rng.below(self.me.params.hold_ms_max + 1);
         SimRt::sleep(Duration::from_millis(hold_ms)).await;
         // One that is not renewed may be left to expire.
-        if renewed || self.me.rng.chance(500) {
+        if renewed || self.me.rng.chance(700) {
             lease.close();
             held.over.set(true);
             self.release_own(&shared).await;
