@@ -156,13 +156,15 @@ impl<'a> Injector<'a> {
 
     fn cut_off(&self, fault: Fault, spell: Duration) -> bool {
         let nodes: Vec<_> = self.cluster.machines.iter().map(|machine| machine.domain).collect();
+        let alone = nodes.len() == 1;
         let (who, links) = match fault {
+            Fault::Isolate | Fault::IsolateAll if alone => return false,
             Fault::Isolate => {
                 let machine = self.any();
                 (format!("node {}", machine.node), both_ways(&[machine.domain], &nodes))
             }
             Fault::IsolateLeader | Fault::IsolateLeaderWithClient => {
-                let Some(machine) = self.leader().filter(|_| nodes.len() > 1) else { return false };
+                let Some(machine) = self.leader().filter(|_| !alone) else { return false };
                 self.cluster.coverage.count(Seen::LeaderInMinority);
                 let mut links = both_ways(&[machine.domain], &nodes);
                 if fault == Fault::IsolateLeaderWithClient {
@@ -187,7 +189,7 @@ impl<'a> Injector<'a> {
         };
         self.note(fault, who, spell);
         self.cut(links, spell, |_| {});
-        !(fault == Fault::Isolate && nodes.len() == 1)
+        true
     }
 
     /// The leader talks to one node only, and that one to the others; of five nodes one is alone.
