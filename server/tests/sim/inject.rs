@@ -127,7 +127,7 @@ impl<'a> Injector<'a> {
         if !self.world.is_alive(machine.domain) {
             return false;
         }
-        if self.leads(&machine) {
+        if Self::leads(&machine) {
             self.cluster.coverage.count(Seen::LeaderKilled);
         }
         let death = if fault == Fault::LosePower { Death::PowerLost } else { Death::Killed };
@@ -142,7 +142,7 @@ impl<'a> Injector<'a> {
             _ => Some(self.any()),
         };
         let Some(machine) = machine else { return false };
-        if self.leads(&machine) && spell > ELECTION {
+        if Self::leads(&machine) && spell > ELECTION {
             self.cluster.coverage.count(Seen::LeaderPausedPastElection);
         }
         self.note(fault, machine.node, spell);
@@ -352,7 +352,7 @@ impl<'a> Injector<'a> {
         self.cluster.leader(self.any_shard())
     }
 
-    fn leads(&self, machine: &Machine) -> bool {
+    fn leads(machine: &Machine) -> bool {
         machine.running().is_some_and(|node| node.leads())
     }
 
