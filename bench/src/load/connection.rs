@@ -159,14 +159,16 @@ impl Connection {
     }
 
     /// Ends the session with all it still holds, blocking, so that a later run finds its keys free.
-    pub(super) fn close(mut self) -> io::Result<()> {
-        let deadline = Deadline::after(OPEN_LIMIT);
+    /// `patience` is what the cluster may need for all that was asked of it and is not done.
+    pub(super) fn close(mut self, patience: Duration) -> io::Result<()> {
+        let limit = OPEN_LIMIT + patience;
+        let deadline = Deadline::after(limit);
         let (lease, secret) = (self.session.lease, self.session.secret);
         let command = Command::Close { lease, secret };
         let request = CommandRequest { shard: SHARD, timeout_ms: TIMEOUT_MS, command };
         let sent = self.conn.request(&Request::Command(request)).map_err(io::Error::other)?;
         self.stream.set_nonblocking(false)?;
-        self.stream.set_read_timeout(Some(OPEN_LIMIT))?;
+        self.stream.set_read_timeout(Some(limit))?;
         while !deadline.passed() {
             self.flush()?;
             let len = self.stream.read(&mut self.buffer)?;

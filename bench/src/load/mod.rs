@@ -143,7 +143,8 @@ pub fn run(addr: SocketAddr, plan: Plan) -> io::Result<Outcome> {
     }
     let cpu = cpu_ns() - cpu_from.unwrap_or_else(cpu_ns);
     let outcome = outcome(plan, &connections, record, cpu);
-    connections.into_iter().try_for_each(Connection::close)?;
+    let patience = Duration::from_millis(10 * plan.run_ms);
+    connections.into_iter().try_for_each(|connection| connection.close(patience))?;
     Ok(outcome)
 }
 

@@ -15,6 +15,7 @@ mod report;
 mod run;
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -122,11 +123,11 @@ impl Hunt<'_> {
         if self.cli.each { fault.name } else { build::ALL }
     }
 
-    fn build(&mut self, planted: &'static str) -> io::Result<&Build> {
-        if !self.builds.contains_key(planted) {
-            self.builds.insert(planted, Build::make(&self.root, &self.target, planted)?);
+    fn build(&mut self, planted: &'static str) -> io::Result<&mut Build> {
+        match self.builds.entry(planted) {
+            Entry::Occupied(build) => Ok(build.into_mut()),
+            Entry::Vacant(free) => Ok(free.insert(Build::new(&self.root, &self.target, planted)?)),
         }
-        Ok(&self.builds[planted])
     }
 
     /// Runs the fault's tiers until one notices.
