@@ -366,8 +366,9 @@ fn overload_costs_no_session_and_no_leadership() {
             "{asked:.0} operations a second asked for, {:.0} done; {} unfinished, refused: {:?}",
             outcome.ops_per_s, outcome.unfinished, outcome.errors
         );
-        // What is left is more than a second's work: there was no keeping up.
-        if outcome.unfinished as f64 > outcome.ops_per_s {
+        // Refused, or more than a second's work left: there was no keeping up.
+        let refused = outcome.errors.contains_key(ErrorCode::BUSY.name());
+        if refused || outcome.unfinished as f64 > outcome.ops_per_s {
             break outcome;
         }
         // Larger batches do more than a closed loop shows, and the machine may be less busy now.

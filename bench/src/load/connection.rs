@@ -312,7 +312,8 @@ impl Connection {
                 let code = outcome.err().unwrap_or(ErrorCode::INTERNAL);
                 let count = record.errors.entry(code.name().to_owned()).or_insert(0);
                 *count += 1;
-                if *count > ERRORS_MAX {
+                // Excess that is refused is what a run beyond the possible is about.
+                if *count > ERRORS_MAX && code != ErrorCode::BUSY {
                     return Err(io::Error::other(format!("more than {ERRORS_MAX} answers {code}")));
                 }
                 self.cycle_over(number, now)?;
