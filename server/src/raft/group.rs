@@ -339,7 +339,7 @@ impl<E: Env> Group<E> {
         }
         // Planted (G1, G7): the engine's own stamp, which a late answer to an earlier request moves.
         if planted!("confirmed-by-the-engine") {
-            let asked = <E::Rt as AsyncRuntime>::Instant::now();
+            let asked = <<E::Rt as AsyncRuntime>::Instant as openraft_rt::Instant>::now();
             let acked = || self.raft.metrics().borrow_watched().last_quorum_acked;
             while acked().is_none_or(|acked| *acked < asked) {
                 if self.leadership() != Some(leadership) {
