@@ -189,7 +189,10 @@ impl Request {
                 Command::Acquire { caller, .. }
                 | Command::Cancel { caller, .. }
                 | Command::Release { caller, .. }
-                | Command::Convert { caller, .. } => at_most("acks", caller.acks.len(), ACKS_MAX),
+                | Command::Convert { caller, .. }
+                | Command::AcquireAll { caller, .. } => {
+                    at_most("acks", caller.acks.len(), ACKS_MAX)
+                }
                 _ => Ok(()),
             },
             Self::Get(_) | Self::Holds(_) | Self::Status(_) | Self::Transfer(_) | Self::Ping => {

@@ -40,8 +40,23 @@ pub struct OwnLease {
     pub secret: Secret,
 }
 
-/// One command. `Begin`, `Expire`, `EndForced` and `TimeOut` are proposed by the leader only and
-/// refused from clients.
+/// One key of an acquire with options.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// The key.
+    pub key: Vec<u8>,
+    /// The mode.
+    pub mode: Mode,
+    /// For permits: how many the semaphore has, `1..=PERMITS_MAX`. Whoever finds the key unused
+    /// decides; another number is refused with `limit_mismatch`. 0 for other modes.
+    pub limit: u32,
+    /// If the caller's lease holds the key already, in the same mode or exclusively, enter that
+    /// hold once more under its token instead of being refused. Each entry needs its release.
+    pub reentrant: bool,
+}
+
+/// One command. `Begin`, `Expire`, `EndForced`, `TimeOut` and `EndDelay` are proposed by the leader
+/// only and refused from clients.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Mints a lease. Not numbered: a duplicate makes a lease that expires unused.
@@ -156,5 +171,39 @@ pub enum Command {
         token: Token,
         /// The mode that is wanted.
         mode: Mode,
+    },
+    /// Asks for a hold, with everything that `Acquire` has no room for.
+    AcquireAll {
+        /// Who asks.
+        caller: Caller,
+        /// What is wanted: one key.
+        wants: Vec<Want>,
+        /// See `Acquire`.
+        own: Option<OwnLease>,
+        /// See `Acquire`.
+        value: Vec<u8>,
+        /// See `Acquire`.
+        wait_ms: u32,
+        /// If the hold is lost, that is if its lease expires, or an operator forces its end and its
+        /// client does not acknowledge that, its place stays taken for this long: 0 is not at all,
+        /// at most `LOCK_DELAY_MS_MAX` milliseconds.
+        delay_ms: u32,
+    },
+    /// Changes the number of a semaphore's permits. Present holds keep theirs, whatever their
+    /// number; who waits for more than the new limit is refused.
+    SetLimit {
+        /// The key.
+        key: Vec<u8>,
+        /// How many permits, `1..=PERMITS_MAX`.
+        limit: u32,
+        /// Who changes it, for events.
+        who: Vec<u8>,
+    },
+    /// The leader ends a lock-delay whose time passed.
+    EndDelay {
+        /// The key.
+        key: Vec<u8>,
+        /// The token of the lost hold that began this very delay.
+        token: Token,
     },
 }

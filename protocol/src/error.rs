@@ -89,6 +89,9 @@ codes! {
     TOO_MANY_ITEMS = 208, "too_many_items", NotApplied, "The request carries more items than allowed.";
     INTERNAL_COMMAND = 209, "internal_command", NotApplied, "Only the leader may propose this command.";
     NO_SUCH_NODE = 210, "no_such_node", NotApplied, "The cluster has no such node.";
+    PERMITS_OUT_OF_RANGE = 211, "permits_out_of_range", NotApplied, "A semaphore has 1 to 1024 permits, and an acquire takes 1 to all of them.";
+    DELAY_OUT_OF_RANGE = 212, "delay_out_of_range", NotApplied, "A lock-delay is 0 to 60,000 milliseconds.";
+    BAD_COMBINATION = 213, "bad_combination", NotApplied, "These options do not go together.";
 
     LEASE_DEAD = 300, "lease_dead", NotApplied, "The lease is not live: it ended, or it never was.";
     BAD_SECRET = 301, "bad_secret", NotApplied, "The lease's secret does not match.";
@@ -111,6 +114,13 @@ codes! {
     LEASE_FULL = 318, "lease_full", Retryable, "A lease holds or waits for at most 4096 keys; this one has as many.";
     UPGRADE_CONFLICT = 319, "upgrade_conflict", NotApplied, "Others hold the key too, so a shared hold cannot become exclusive.";
     HOLD_FORCED = 320, "hold_forced", NotApplied, "An operator forced this hold's end; it can only be released.";
+    HOLD_REENTERED = 321, "hold_reentered", NotApplied, "The hold was re-entered; it keeps its mode until those entries are released.";
+    LIMIT_MISMATCH = 322, "limit_mismatch", NotApplied, "The semaphore has another number of permits than the request states.";
+    MODE_MISMATCH = 323, "mode_mismatch", NotApplied, "The key is in use as a lock and the request is for a semaphore, or the other way round.";
+    PERMITS_ABOVE_LIMIT = 324, "permits_above_limit", NotApplied, "The semaphore was made smaller than what the request waits for.";
+    NOT_IN_USE = 325, "not_in_use", NotApplied, "Nobody holds the key or waits for it.";
+    DELAYED = 326, "delayed", NotApplied, "A hold of the key was lost, its lock-delay is not over, and the request does not wait.";
+    NOT_DELAYED = 327, "not_delayed", NotApplied, "No lock-delay of this key was begun by this token's loss.";
 
     NOT_LEADER = 400, "not_leader", Retryable, "The node does not lead the shard.";
     NO_QUORUM = 401, "no_quorum", Retryable, "No majority of the shard's nodes can be reached.";

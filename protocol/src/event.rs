@@ -69,6 +69,9 @@ pub enum EventKind {
         mode: Mode,
         /// The fencing token.
         token: Token,
+        /// The slots that its permits took: bit `i` of the bytes, lowest first, is slot `i`. Empty
+        /// for other modes.
+        slots: Vec<u8>,
     },
     /// An acquire entered the queue.
     Queued {
@@ -131,5 +134,30 @@ pub enum EventKind {
         token: Token,
         /// The mode from now on.
         mode: Mode,
+    },
+    /// A semaphore's number of permits changed.
+    LimitChanged {
+        /// The key.
+        key: Vec<u8>,
+        /// The number from now on.
+        limit: u32,
+        /// Who changed it.
+        who: Vec<u8>,
+    },
+    /// A hold that asked for a lock-delay was lost: its place stays taken until `DelayEnded`.
+    DelayBegan {
+        /// The key.
+        key: Vec<u8>,
+        /// The lost hold's token.
+        token: Token,
+        /// How long, in milliseconds.
+        delay_ms: u32,
+    },
+    /// A lock-delay is over.
+    DelayEnded {
+        /// The key.
+        key: Vec<u8>,
+        /// The lost hold's token.
+        token: Token,
     },
 }

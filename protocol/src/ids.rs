@@ -56,7 +56,8 @@ number!(
     RequestId(u64)
 );
 
-/// A hold's mode as it travels: 0 is exclusive, 1 is shared; other values are refused with
+/// A hold's mode as it travels. The low byte is its kind: 0 exclusive, 1 shared, 2 permits of a
+/// semaphore, whose number is in the upper 24 bits. Other values are refused with
 /// `unsupported_mode`.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mode(pub u32);
@@ -66,6 +67,17 @@ impl Mode {
     pub const EXCLUSIVE: Self = Self(0);
     /// Any number of holders at a time, all of them shared.
     pub const SHARED: Self = Self(1);
+
+    /// So many permits of a semaphore. What does not fit the field is out of range anyway.
+    pub const fn permits(count: u32) -> Self {
+        let most = u32::MAX >> 8;
+        Self(if count > most { most } else { count } << 8 | 2)
+    }
+
+    /// How many permits, if it is a semaphore's mode.
+    pub const fn permit_count(self) -> Option<u32> {
+        if self.0 & 0xff == 2 { Some(self.0 >> 8) } else { None }
+    }
 }
 
 /// 128 bits chosen at random by the client at `open`; whoever knows it may use the lease.

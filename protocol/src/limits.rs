@@ -24,6 +24,10 @@ pub const WINDOW: u64 = 3 * 4096;
 pub const OPEN_WAITS_MAX: usize = 4096;
 /// Keys that one lease may hold or wait for, so that all of them fit one `HoldsReply`.
 pub const LEASE_CLAIMS_MAX: usize = 4096;
+/// Most permits of a semaphore.
+pub const PERMITS_MAX: u32 = 1024;
+/// Longest lock-delay, in milliseconds.
+pub const LOCK_DELAY_MS_MAX: u32 = 60_000;
 /// Live leases of one shard.
 pub const LEASES_MAX: usize = 1_000_000;
 /// Waiters of one key.

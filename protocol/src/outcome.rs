@@ -85,14 +85,16 @@ pub enum Outcome {
         /// Why.
         code: ErrorCode,
         /// `held`, `already_held`, `not_owner`: the present token where it helps;
-        /// `upgrade_conflict`: the token of another holder; else 0.
+        /// `upgrade_conflict`: the token of another holder; `delayed`: that of the loss;
+        /// `limit_mismatch`, `permits_above_limit`: no token, but the present limit; else 0.
         token: Token,
         /// The shard's revision at which this was decided.
         revision: Revision,
     },
-    /// `Convert` to a weaker mode or to the present one: the hold goes on under its token.
+    /// `Convert` to a weaker mode or to the present one, a release of a hold that was entered more
+    /// often than released: the hold goes on under its token. Also `SetLimit` and `EndDelay`.
     Changed {
-        /// The hold's token.
+        /// The token of the hold, or of the loss that began the delay; 0 for a limit.
         token: Token,
         /// The shard's revision after the command.
         revision: Revision,

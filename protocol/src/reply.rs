@@ -110,6 +110,25 @@ pub struct Holder {
     pub own_lease: bool,
     /// An operator forced its end, which waits for its last possible validity.
     pub forced: bool,
+    /// The slots of its permits, see `EventKind::Granted`.
+    pub slots: Vec<u8>,
+    /// How often it was entered and not released.
+    pub entries: u32,
+    /// The lock-delay that follows its loss, in milliseconds.
+    pub delay_ms: u32,
+}
+
+/// A lock-delay of a key: the place of a lost hold that is not given away yet.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Delay {
+    /// The lost hold's token.
+    pub token: Token,
+    /// The lost hold's mode.
+    pub mode: Mode,
+    /// How long it lasts in all, in milliseconds.
+    pub delay_ms: u32,
+    /// What is left of it, in milliseconds; `None` in a stale read.
+    pub remaining_ms: Option<u32>,
 }
 
 /// One waiter of a key.
@@ -138,6 +157,10 @@ pub struct KeyInfo {
     pub waiters: Vec<Waiter>,
     /// All waiters.
     pub waiters_total: u32,
+    /// A semaphore's number of permits; 0 for a lock.
+    pub limit: u32,
+    /// Its lock-delays, at most `PAGE_LEN_MAX`.
+    pub delays: Vec<Delay>,
 }
 
 /// The answer to a `Get` (one key, also if vacant) and to a `List`.
@@ -198,6 +221,10 @@ pub struct HeldKey {
     pub number: Number,
     /// Its end is forced and pending: it must not be extended any more.
     pub forced: bool,
+    /// The slots of its permits, see `EventKind::Granted`.
+    pub slots: Vec<u8>,
+    /// How often it was entered and not released.
+    pub entries: u32,
 }
 
 /// The answer to a `Holds`.

@@ -4,10 +4,12 @@
 //! The key hash is published and never changes within a cluster: its number travels in the
 //! server's hello, and `docs/PROTOCOL.md` lists test vectors.
 
+use crate::command::Want;
 use crate::error::ErrorCode;
 use crate::ids::{Mode, ShardId};
 use crate::limits::{
-    KEY_LEN_MAX, LABEL_LEN_MAX, REASON_LEN_MAX, SHARDS_MAX, TTL_MS_MAX, TTL_MS_MIN, VALUE_LEN_MAX,
+    KEY_LEN_MAX, LABEL_LEN_MAX, LOCK_DELAY_MS_MAX, PERMITS_MAX, REASON_LEN_MAX, SHARDS_MAX,
+    TTL_MS_MAX, TTL_MS_MIN, VALUE_LEN_MAX,
 };
 
 /// The number of the key hash described here, for `ServerHello::key_hash`.
@@ -101,7 +103,30 @@ const fn check_text(text: &[u8], len_max: usize) -> Result<&str, ErrorCode> {
     }
 }
 
-/// A mode of holding that exists.
+/// One key of an acquire with options.
+pub const fn check_want(want: &Want) -> Result<(), ErrorCode> {
+    if let Err(code) = check_key(want.key.as_slice()) {
+        return Err(code);
+    }
+    match want.mode.permit_count() {
+        Some(count) if count < 1 || count > want.limit => Err(ErrorCode::PERMITS_OUT_OF_RANGE),
+        Some(_) => check_limit(want.limit),
+        None if want.limit != 0 => Err(ErrorCode::BAD_COMBINATION),
+        None => check_mode(want.mode),
+    }
+}
+
+/// A semaphore's number of permits.
+pub const fn check_limit(limit: u32) -> Result<(), ErrorCode> {
+    if limit >= 1 && limit <= PERMITS_MAX { Ok(()) } else { Err(ErrorCode::PERMITS_OUT_OF_RANGE) }
+}
+
+/// A lock-delay.
+pub const fn check_delay_ms(delay_ms: u32) -> Result<(), ErrorCode> {
+    if delay_ms <= LOCK_DELAY_MS_MAX { Ok(()) } else { Err(ErrorCode::DELAY_OUT_OF_RANGE) }
+}
+
+/// A mode of a lock.
 pub const fn check_mode(mode: Mode) -> Result<(), ErrorCode> {
     if mode.0 <= Mode::SHARED.0 { Ok(()) } else { Err(ErrorCode::UNSUPPORTED_MODE) }
 }
@@ -187,6 +212,24 @@ mod tests {
         assert_eq!(check_shards(0), Err(ErrorCode::WRONG_SHARD));
         assert_eq!(check_shards(SHARDS_MAX), Ok(()));
         assert_eq!(check_shards(SHARDS_MAX + 1), Err(ErrorCode::WRONG_SHARD));
+        let want = |mode, limit| {
+            check_want(&Want { key: alloc::vec![b'k'], mode, limit, reentrant: false })
+        };
+        for limit in [1, 7, PERMITS_MAX] {
+            assert_eq!(want(Mode::permits(1), limit), Ok(()));
+            assert_eq!(want(Mode::permits(limit), limit), Ok(()));
+        }
+        for (count, limit) in
+            [(0, 0), (0, 1), (1, 0), (2, 1), (1, PERMITS_MAX + 1), (u32::MAX, u32::MAX)]
+        {
+            let said = want(Mode::permits(count), limit);
+            assert_eq!(said, Err(ErrorCode::PERMITS_OUT_OF_RANGE), "{count} of {limit}");
+        }
+        assert_eq!(want(Mode::SHARED, 0), Ok(()));
+        assert_eq!(want(Mode::SHARED, 1), Err(ErrorCode::BAD_COMBINATION));
+        assert_eq!(want(Mode(3), 0), Err(ErrorCode::UNSUPPORTED_MODE));
+        assert_eq!(check_delay_ms(LOCK_DELAY_MS_MAX), Ok(()));
+        assert_eq!(check_delay_ms(LOCK_DELAY_MS_MAX + 1), Err(ErrorCode::DELAY_OUT_OF_RANGE));
         let shard = shard_of(b"k", 5);
         assert_eq!(check_shard(shard, b"k", 5), Ok(()));
         assert_eq!(check_shard(ShardId((shard.0 + 1) % 5), b"k", 5), Err(ErrorCode::WRONG_SHARD));

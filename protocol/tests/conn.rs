@@ -495,6 +495,8 @@ fn long_holds(key_len: usize, count: usize) -> Reply {
         mode: leasehold_protocol::ids::Mode::EXCLUSIVE,
         number: leasehold_protocol::ids::Number(1),
         forced: false,
+        slots: vec![],
+        entries: 1,
     };
     Reply::Holds(HoldsReply {
         revision: leasehold_protocol::ids::Revision(1),

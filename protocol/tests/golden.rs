@@ -146,6 +146,9 @@ fn command_index(command: &Command) -> usize {
         Command::EndForced { .. } => 9,
         Command::TimeOut { .. } => 10,
         Command::Convert { .. } => 11,
+        Command::AcquireAll { .. } => 12,
+        Command::SetLimit { .. } => 13,
+        Command::EndDelay { .. } => 14,
     }
 }
 
@@ -185,7 +188,7 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(commands, (0..=11).collect());
+    assert_eq!(commands, (0..=14).collect());
     let outcomes: BTreeSet<usize> = replies()
         .iter()
         .filter_map(|(_, reply)| match reply {

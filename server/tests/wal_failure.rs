@@ -11,9 +11,9 @@ use std::rc::Rc;
 use leasehold_server::disk::sim::{Io, SimDisk, SimDiskConfig, Tear};
 use leasehold_server::rt::sim::SimRng;
 use leasehold_server::wal::{WalConfig, WalError, WalFailed};
+use wal_support::sim_env::sleep_ms;
 use wal_support::{
-    A, B, C, Call, History, Log, open, open_with, payload, random_calls, recover, run, sleep_ms,
-    small,
+    A, B, C, Call, History, Log, open, open_with, payload, random_calls, recover, run, small,
 };
 
 const SEGMENT_LEN: u64 = 64 * 1024;

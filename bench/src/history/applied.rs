@@ -143,7 +143,11 @@ impl Change {
                 };
                 Self::WaitEnded { key: text(key), lease: lease.0, number: number.0, token }
             }
-            EventKind::Vacant { .. } | EventKind::Converted { .. } => return None,
+            EventKind::Vacant { .. }
+            | EventKind::Converted { .. }
+            | EventKind::LimitChanged { .. }
+            | EventKind::DelayBegan { .. }
+            | EventKind::DelayEnded { .. } => return None,
         })
     }
 }

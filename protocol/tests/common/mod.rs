@@ -3,7 +3,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use leasehold_protocol::command::{Caller, Command, OwnLease};
+use leasehold_protocol::command::{Caller, Command, OwnLease, Want};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::frame::{MAGIC, VERSION_MAX, VERSION_MIN};
 use leasehold_protocol::ids::{
@@ -11,7 +11,7 @@ use leasehold_protocol::ids::{
 };
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{
-    ErrorReply, HeldKey, Holder, HoldsReply, KeyInfo, KeysReply, LeaderHint, NodeAddress,
+    Delay, ErrorReply, HeldKey, Holder, HoldsReply, KeyInfo, KeysReply, LeaderHint, NodeAddress,
     NodeStatus, OutcomeReply, RenewReply, RenewResult, Reply, Role, ServerHello, SessionInfo,
     SessionsReply, ShardStatus, StatusReply, Waiter,
 };
@@ -115,6 +115,27 @@ fn commands() -> Vec<(&'static str, Request)> {
                 mode: Mode::SHARED,
             }),
         ),
+        (
+            "acquire-all",
+            command(Command::AcquireAll {
+                caller: caller(),
+                wants: vec![Want {
+                    key: key.clone(),
+                    mode: Mode::permits(2),
+                    limit: 5,
+                    reentrant: true,
+                }],
+                own: None,
+                value: b"worker-3".to_vec(),
+                wait_ms: 10_000,
+                delay_ms: 15_000,
+            }),
+        ),
+        (
+            "set-limit",
+            command(Command::SetLimit { key: key.clone(), limit: 7, who: b"operator".to_vec() }),
+        ),
+        ("end-delay", command(Command::EndDelay { key: key.clone(), token: TOKEN })),
         ("time-out", command(Command::TimeOut { lease: LeaseId(7), number: Number(40) })),
     ]
 }
@@ -222,7 +243,12 @@ fn keys_reply() -> KeysReply {
         number: Number(40),
         own_lease: false,
         forced: true,
+        slots: vec![0b101, 1],
+        entries: 2,
+        delay_ms: 15_000,
     };
+    let delay =
+        Delay { token: TOKEN, mode: Mode::EXCLUSIVE, delay_ms: 15_000, remaining_ms: Some(9_500) };
     let waiter = Waiter {
         lease: LeaseId(9),
         number: Number(1),
@@ -230,13 +256,21 @@ fn keys_reply() -> KeysReply {
         position: 0,
         label: "host-2/17".into(),
     };
-    let vacant =
-        KeyInfo { key: "jobs/é".into(), holders: vec![], waiters: vec![], waiters_total: 0 };
+    let vacant = KeyInfo {
+        key: "jobs/é".into(),
+        holders: vec![],
+        waiters: vec![],
+        waiters_total: 0,
+        limit: 0,
+        delays: vec![],
+    };
     let held = KeyInfo {
         key: "jobs/nightly".into(),
         holders: vec![holder.clone(), Holder { remaining_ms: None, ..holder }],
         waiters: vec![waiter],
         waiters_total: 12,
+        limit: 5,
+        delays: vec![delay.clone(), Delay { remaining_ms: None, ..delay }],
     };
     KeysReply {
         shard: ShardId(3),
@@ -267,6 +301,8 @@ fn holds_reply() -> HoldsReply {
         mode: Mode::EXCLUSIVE,
         number: Number(40),
         forced: false,
+        slots: vec![0b101, 1],
+        entries: 1,
     };
     HoldsReply {
         revision: REVISION,

@@ -1,33 +1,49 @@
 //! Acquire and cancel.
 
-use leasehold_protocol::command::{Caller, OwnLease};
+use leasehold_protocol::command::{Caller, OwnLease, Want};
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::event::{EndReason, EventKind};
-use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Token};
+use leasehold_protocol::event::EventKind;
+use leasehold_protocol::ids::{LeaseId, Mode, Number, Token};
 use leasehold_protocol::limits::{LEASE_CLAIMS_MAX, QUEUE_LEN_MAX};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::planted;
-use leasehold_protocol::shard::{check_key, check_mode, check_ttl_ms, check_value};
+use leasehold_protocol::shard::{
+    check_delay_ms, check_key, check_mode, check_ttl_ms, check_value, check_want,
+};
 
 use crate::blob::{Blob, Key, KeyRef};
 use crate::digest;
 use crate::memory::{Answer, Kind};
-use crate::retry::{Ticket, check_acks, print_of_acquire, print_of_cancel};
+use crate::retry::{Ticket, check_acks, print_of_acquire, print_of_acquire_all, print_of_cancel};
 use crate::state::{CLAIMS_MAX, State, Step, TOKEN_MAX};
-use crate::table::{Claim, Waiter};
+use crate::table::{Claim, Hold, Waiter};
 
 /// What an acquire asks for.
 pub(crate) struct Request<'a> {
     pub(crate) key: &'a [u8],
     pub(crate) mode: Mode,
-    pub(crate) own: &'a Option<OwnLease>,
+    /// A semaphore's number of permits; 0 for a lock.
+    pub(crate) limit: u32,
+    pub(crate) reentrant: bool,
+    pub(crate) own: Option<OwnLease>,
     pub(crate) value: &'a [u8],
+    pub(crate) delay_ms: u32,
+}
+
+impl<'a> Request<'a> {
+    /// An exclusive hold without options.
+    pub(crate) fn plain(key: &'a [u8], own: Option<OwnLease>, value: &'a [u8]) -> Self {
+        let (mode, limit, reentrant, delay_ms) = (Mode::EXCLUSIVE, 0, false, 0);
+        Self { key, mode, limit, reentrant, own, value, delay_ms }
+    }
 }
 
 /// What an admitted acquire gets.
 enum Verdict {
     Grant,
     Queue,
+    /// The lease holds it, and enters once more.
+    Reenter,
     /// Refused for good.
     Refuse(ErrorCode, Token),
     /// Refused for now: not remembered, so that the same number may be sent again.
@@ -36,9 +52,8 @@ enum Verdict {
 
 fn check(request: &Request<'_>, caller: &Caller) -> Result<(), ErrorCode> {
     check_acks(caller)?;
-    check_key(request.key)?;
     check_value(request.value)?;
-    check_mode(request.mode)?;
+    check_delay_ms(request.delay_ms)?;
     if let Some(own) = request.own {
         check_ttl_ms(own.ttl_ms.into())?;
     }
@@ -46,6 +61,7 @@ fn check(request: &Request<'_>, caller: &Caller) -> Result<(), ErrorCode> {
 }
 
 impl State {
+    /// The acquire of one lock, without options.
     pub(crate) fn acquire(
         &mut self,
         step: &mut Step<'_>,
@@ -53,10 +69,43 @@ impl State {
         request: &Request<'_>,
         wait_ms: u32,
     ) -> Outcome {
-        if let Err(code) = check(request, caller) {
+        let checked = check_key(request.key).and(check_mode(request.mode));
+        if let Err(code) = checked.and(check(request, caller)) {
             return self.refusal(code, Token(0));
         }
         let print = print_of_acquire(request, wait_ms);
+        self.acquire_checked(step, caller, request, (wait_ms, print))
+    }
+
+    /// The acquire with options.
+    pub(crate) fn acquire_all(
+        &mut self,
+        step: &mut Step<'_>,
+        caller: &Caller,
+        wants: &[Want],
+        request: &Request<'_>,
+        wait_ms: u32,
+    ) -> Outcome {
+        let [want] = wants else {
+            return self.refusal(ErrorCode::TOO_MANY_ITEMS, Token(0));
+        };
+        if let Err(code) = check_want(want).and(check(request, caller)) {
+            return self.refusal(code, Token(0));
+        }
+        let Want { key, mode, limit, reentrant } = want;
+        let request =
+            Request { key, mode: *mode, limit: *limit, reentrant: *reentrant, ..*request };
+        let print = print_of_acquire_all(&request, wait_ms);
+        self.acquire_checked(step, caller, &request, (wait_ms, print))
+    }
+
+    fn acquire_checked(
+        &mut self,
+        step: &mut Step<'_>,
+        caller: &Caller,
+        request: &Request<'_>,
+        (wait_ms, print): (u32, u64),
+    ) -> Outcome {
         let ticket = match self.admit(step, caller, Kind::Acquire, print) {
             Ok(ticket) => ticket,
             Err(outcome) => return outcome,
@@ -69,11 +118,16 @@ impl State {
                 self.raise(step);
                 let key = self.shared_key(key);
                 let waiter = waiter(ticket, request, wait_ms);
-                let grant = self.grant(step, &key, waiter);
+                let grant = self.grant(step, &key, request.limit, waiter);
                 // Planted (G5): a grant at once is not remembered, so a retry is executed.
                 if planted!("retry-applied-twice") {
                     return Outcome::Granted(grant);
                 }
+                self.remember(step, ticket, Outcome::Granted(grant))
+            }
+            Verdict::Reenter => {
+                let key = self.shared_key(key);
+                let grant = self.reenter(step, &key, ticket.lease, ticket.number);
                 self.remember(step, ticket, Outcome::Granted(grant))
             }
             Verdict::Queue => {
@@ -92,7 +146,7 @@ impl State {
     ) -> Verdict {
         let key = self.keys.get(&key);
         if let Some(hold) = key.and_then(|key| key.holds.get(&caller)) {
-            return Verdict::Refuse(ErrorCode::ALREADY_HELD, hold.token);
+            return self.judge_entry(caller, hold, request);
         }
         if key.is_some_and(|key| key.places.get(&caller).is_some()) {
             return Verdict::Refuse(ErrorCode::ALREADY_QUEUED, Token(0));
@@ -100,8 +154,17 @@ impl State {
         if self.last_token >= TOKEN_MAX {
             return Verdict::Refuse(ErrorCode::TOKENS_EXHAUSTED, Token(0));
         }
+        if let Some(key) = key.filter(|key| key.limit != request.limit) {
+            return match (key.limit, request.limit) {
+                (0, _) | (_, 0) => Verdict::Refuse(ErrorCode::MODE_MISMATCH, Token(0)),
+                (limit, _) => Verdict::Refuse(ErrorCode::LIMIT_MISMATCH, Token(limit.into())),
+            };
+        }
         let free = key.is_none_or(|key| key.queue.is_empty() && key.admits(request.mode));
         if !free && wait_ms == 0 {
+            if let Some(token) = key.and_then(|key| key.delayed_by(request.mode)) {
+                return Verdict::Refuse(ErrorCode::DELAYED, token);
+            }
             let token = key.map_or(Token(0), |key| key.present_token());
             return Verdict::Refuse(ErrorCode::HELD, token);
         }
@@ -125,6 +188,24 @@ impl State {
             return Verdict::Busy(ErrorCode::WINDOW_FULL);
         }
         Verdict::Queue
+    }
+
+    /// What an acquire of a key gets that its own lease holds.
+    fn judge_entry(&self, caller: LeaseId, hold: &Hold, request: &Request<'_>) -> Verdict {
+        let covers = hold.mode == request.mode
+            || (hold.mode == Mode::EXCLUSIVE && request.mode == Mode::SHARED);
+        let lease = self.leases.get(&caller).expect("the caller was admitted");
+        if !request.reentrant || request.own.is_some() || !covers {
+            Verdict::Refuse(ErrorCode::ALREADY_HELD, hold.token)
+        } else if hold.forced.is_some() {
+            Verdict::Refuse(ErrorCode::HOLD_FORCED, hold.token)
+        } else if self.claims >= CLAIMS_MAX {
+            Verdict::Busy(ErrorCode::BUSY)
+        } else if lease.claims.len() >= LEASE_CLAIMS_MAX {
+            Verdict::Busy(ErrorCode::LEASE_FULL)
+        } else {
+            Verdict::Reenter
+        }
     }
 
     /// The key's one shared copy, or a new one for a key that is not in the table yet.
@@ -222,8 +303,7 @@ impl State {
             return Outcome::Granted(grant);
         }
         let key = key.clone();
-        self.end_hold(step, &key, grant.lease, EndReason::Released);
-        Outcome::Released { token: grant.token, revision: Revision(self.revision) }
+        self.give_back(step, &key, grant.lease, acquire).1
     }
 }
 
@@ -232,8 +312,9 @@ fn waiter(ticket: Ticket, request: &Request<'_>, wait_ms: u32) -> Waiter {
         lease: ticket.lease,
         number: ticket.number,
         mode: request.mode,
-        own: *request.own,
+        own: request.own,
         value: Blob::new(request.value),
         wait_ms,
+        delay_ms: request.delay_ms,
     }
 }

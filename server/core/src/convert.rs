@@ -10,10 +10,10 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{LeaseId, Mode, Revision, Token};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 use leasehold_protocol::shard::{check_key, check_mode};
 
 use crate::blob::Key;
-use crate::digest;
 use crate::memory::Kind;
 use crate::retry::{check_acks, print_of_convert};
 use crate::state::{State, Step, TOKEN_MAX};
@@ -42,7 +42,14 @@ impl State {
             return self.remember_refusal(step, ticket, ErrorCode::NOT_OWNER, present);
         };
         self.raise(step);
-        let outcome = match (self.mode_of(&key, ticket.lease), mode) {
+        let (present, entered_again) = self.mode_of(&key, ticket.lease);
+        let outcome = match (present, mode) {
+            _ if present.permit_count().is_some() => {
+                self.refusal(ErrorCode::MODE_MISMATCH, Token(0))
+            }
+            _ if present != mode && entered_again => {
+                self.refusal(ErrorCode::HOLD_REENTERED, Token(0))
+            }
             (Mode::EXCLUSIVE, Mode::SHARED) => self.downgrade(step, &key, ticket.lease, token),
             (Mode::SHARED, Mode::EXCLUSIVE) => self.upgrade(step, &key, ticket.lease),
             _ => Outcome::Changed { token, revision: Revision(self.revision) },
@@ -50,9 +57,11 @@ impl State {
         self.remember(step, ticket, outcome)
     }
 
-    fn mode_of(&self, key: &Key, lease: LeaseId) -> Mode {
+    /// The mode, and whether it was entered more than once.
+    fn mode_of(&self, key: &Key, lease: LeaseId) -> (Mode, bool) {
         let hold = self.keys.get(key).and_then(|entry| entry.holds.get(&lease));
-        hold.expect("the caller knows the hold").mode
+        let hold = hold.expect("the caller knows the hold");
+        (hold.mode, !hold.again.is_empty())
     }
 
     fn downgrade(
@@ -63,14 +72,13 @@ impl State {
         token: Token,
     ) -> Outcome {
         let mode = Mode::SHARED;
-        let entry = self.keys.entry_mut(key).expect("a held key is in the table");
-        let hold = entry.holds.get_mut(&lease).expect("the caller knows the hold");
-        self.sum.sub(digest::hold(key, lease, hold));
-        hold.mode = mode;
-        self.sum.add(digest::hold(key, lease, hold));
-        self.set_floor(key, token.0);
+        self.edit_hold(key, lease, |hold| hold.mode = mode);
+        self.set_own(key, token.0, 0);
         self.emit(step, EventKind::Converted { key: key.to_vec(), lease, token, mode });
-        self.hand_over(step, key);
+        // Planted (G4): shared waiters whom the hold would now let in wait on.
+        if !planted!("downgrade-wakes-nobody") {
+            self.hand_over(step, key);
+        }
         Outcome::Changed { token, revision: Revision(self.revision) }
     }
 
@@ -80,15 +88,25 @@ impl State {
         if hold.forced.is_some() {
             return self.refusal(ErrorCode::HOLD_FORCED, Token(0));
         }
+        if let Some((token, _)) = entry.ghosts.first() {
+            return self.refusal(ErrorCode::DELAYED, Token(*token));
+        }
         if let Some((_, other)) = entry.holds.iter().find(|(holder, _)| **holder != lease) {
             return self.refusal(ErrorCode::UPGRADE_CONFLICT, other.token);
         }
         if self.last_token >= TOKEN_MAX {
             return self.refusal(ErrorCode::TOKENS_EXHAUSTED, Token(0));
         }
-        let hold = self.take_hold(step, key, lease, EndReason::Upgraded);
-        let (mode, own, wait_ms) = (Mode::EXCLUSIVE, None, 0);
-        let again = Waiter { lease, number: hold.number, mode, own, value: hold.value, wait_ms };
-        Outcome::Granted(self.grant(step, key, again))
+        let hold = self.take_hold(step, key, lease, (EndReason::Upgraded, false));
+        let again = Waiter {
+            lease,
+            number: hold.number,
+            mode: Mode::EXCLUSIVE,
+            own: None,
+            value: hold.value,
+            wait_ms: 0,
+            delay_ms: hold.delay_ms,
+        };
+        Outcome::Granted(self.grant(step, key, 0, again))
     }
 }

@@ -3,13 +3,13 @@
 //! Left out are indexes that follow from the items (a lease's claims, a key's places, the table of
 //! forced holds, counters), which `invariants::check` compares instead.
 
-use leasehold_protocol::ids::LeaseId;
+use leasehold_protocol::ids::{LeaseId, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 
 use crate::hash::{Mix, Sum};
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
-use crate::table::{Hold, KeyState, Lease, Waiter};
+use crate::table::{Ghost, Hold, KeyState, Lease, Waiter};
 
 const STATE: u64 = 1;
 const LEASE: u64 = 2;
@@ -17,7 +17,12 @@ const RECORD: u64 = 3;
 const LATE_RECORD: u64 = 4;
 const HOLD: u64 = 5;
 const WAITER: u64 = 6;
-const FLOOR: u64 = 7;
+const KEY: u64 = 7;
+const GHOST: u64 = 8;
+/// Marks within an item, of parts that most items do not have.
+const SLOTS: u64 = 0x51;
+const DELAY: u64 = 0x52;
+const AGAIN: u64 = 0x53;
 
 pub(crate) fn whole(state: &State, items: Sum) -> u64 {
     Mix::new(STATE)
@@ -43,10 +48,13 @@ pub(crate) fn lease_and_memory(id: LeaseId, item: &Lease) -> Sum {
     sum
 }
 
-/// The sum over a key, its holds and its waiters.
+/// The sum over a key, its ghosts, holds and waiters.
 pub(crate) fn key(key: &[u8], item: &KeyState) -> Sum {
     let mut sum = Sum::default();
-    sum.add(floor(key, item.floor));
+    sum.add(own(key, item));
+    for (token, item) in item.ghosts.iter() {
+        sum.add(ghost(key, Token(*token), item));
+    }
     for (lease, item) in item.holds.iter() {
         sum.add(hold(key, *lease, item));
     }
@@ -132,9 +140,21 @@ fn outcome(mix: Mix, outcome: &Outcome) -> Mix {
     }
 }
 
-/// The key's own part: nothing as long as it has no floor.
-pub(crate) fn floor(key: &[u8], floor: u64) -> u64 {
-    if floor == 0 { 0 } else { Mix::new(FLOOR).bytes(key).word(floor).done() }
+/// The key's own part: nothing for a lock that is held exclusively.
+pub(crate) fn own(key: &[u8], item: &KeyState) -> u64 {
+    if item.floor == 0 && item.limit == 0 {
+        return 0;
+    }
+    Mix::new(KEY).bytes(key).word(item.floor).word(item.limit.into()).done()
+}
+
+pub(crate) fn ghost(key: &[u8], token: Token, ghost: &Ghost) -> u64 {
+    Mix::new(GHOST)
+        .bytes(key)
+        .word(token.0)
+        .word(u64::from(ghost.mode.0) << 32 | u64::from(ghost.delay_ms))
+        .bytes(ghost.slots.as_slice())
+        .done()
 }
 
 pub(crate) fn hold(key: &[u8], lease: LeaseId, hold: &Hold) -> u64 {
@@ -146,10 +166,18 @@ pub(crate) fn hold(key: &[u8], lease: LeaseId, hold: &Hold) -> u64 {
         .word(hold.number.0)
         .word(hold.since_ms)
         .bytes(hold.value.as_slice());
-    match &hold.forced {
-        None => mix.done(),
-        Some(forced) => mix.bytes(forced.who.as_slice()).bytes(forced.why.as_slice()).done(),
-    }
+    let mix = match &hold.forced {
+        None => mix,
+        Some(forced) => mix.bytes(forced.who.as_slice()).bytes(forced.why.as_slice()),
+    };
+    let slots = hold.slots.as_slice();
+    let mix = if slots.is_empty() { mix } else { mix.word(SLOTS).bytes(slots) };
+    let mix = hold.again.iter().fold(mix, |mix, number| mix.word(AGAIN).word(*number));
+    delay(mix, hold.delay_ms).done()
+}
+
+fn delay(mix: Mix, delay_ms: u32) -> Mix {
+    if delay_ms == 0 { mix } else { mix.word(DELAY).word(delay_ms.into()) }
 }
 
 pub(crate) fn waiter(key: &[u8], place: u64, waiter: &Waiter) -> u64 {
@@ -160,8 +188,9 @@ pub(crate) fn waiter(key: &[u8], place: u64, waiter: &Waiter) -> u64 {
         .word(waiter.number.0)
         .word(u64::from(waiter.mode.0) << 32 | u64::from(waiter.wait_ms))
         .bytes(waiter.value.as_slice());
-    match &waiter.own {
-        None => mix.done(),
-        Some(own) => secret(mix, &own.secret).word(own.ttl_ms.into()).done(),
-    }
+    let mix = match &waiter.own {
+        None => mix,
+        Some(own) => secret(mix, &own.secret).word(own.ttl_ms.into()),
+    };
+    delay(mix, waiter.delay_ms).done()
 }

@@ -8,11 +8,11 @@ use alloc::rc::Rc;
 use alloc::string::String;
 
 use leasehold_protocol::command::OwnLease;
-use leasehold_protocol::ids::{LeaseId, Mode, Number};
-use leasehold_protocol::limits::{LEASES_MAX, OPEN_WAITS_MAX, QUEUE_LEN_MAX};
+use leasehold_protocol::ids::{LeaseId, Mode, Number, Token};
+use leasehold_protocol::limits::{LEASES_MAX, OPEN_WAITS_MAX, PERMITS_MAX, QUEUE_LEN_MAX};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::shard::{
-    check_key, check_label, check_mode, check_reason, check_ttl_ms, check_value,
+    check_delay_ms, check_key, check_label, check_mode, check_reason, check_ttl_ms, check_value,
 };
 
 use crate::blob::Key;
@@ -20,6 +20,7 @@ use crate::cow::IntoIter;
 use crate::digest;
 use crate::hash::Sum;
 use crate::memory::{Answer, Kind};
+use crate::slots::{self, Taken};
 use crate::state::{State, TOKEN_MAX};
 use crate::table::{Claim, Hold, KeyState, Lease, Waiter};
 
@@ -57,6 +58,7 @@ struct Totals {
     claims_of_leases: usize,
     own_waiters: usize,
     forced: usize,
+    ghosts: usize,
     names: usize,
     sum: Sum,
 }
@@ -96,7 +98,9 @@ impl Checker {
 
 impl Totals {
     fn add_entry(&mut self, state: &State, key: &Key, entry: &KeyState) {
-        self.claims += entry.holds.len() + entry.queue.len();
+        let again: usize = entry.holds.iter().map(|(_, hold)| hold.again.len()).sum();
+        self.claims += entry.holds.len() + again + entry.ghosts.len() + entry.queue.len();
+        self.ghosts += entry.ghosts.len();
         self.own_waiters += entry.queue.iter().filter(|(_, waiter)| waiter.own.is_some()).count();
         self.forced += entry.holds.iter().filter(|(_, hold)| hold.forced.is_some()).count();
         self.names += usize::from(state.names.get(key.name()).is_some());
@@ -104,9 +108,13 @@ impl Totals {
     }
 
     fn compare(&self, state: &State) -> Result<(), String> {
-        let Self { claims, claims_of_leases, own_waiters, forced, names, .. } = self;
+        let Self { claims, claims_of_leases, own_waiters, forced, ghosts, names, .. } = self;
         ensure!(*claims == state.claims, "{claims} claims, {} counted", state.claims);
-        ensure!(claims == claims_of_leases, "{claims} claims, {claims_of_leases} known to leases");
+        ensure!(*ghosts == state.delays.len(), "{ghosts} ghosts, {} listed", state.delays.len());
+        ensure!(
+            *claims == claims_of_leases + ghosts,
+            "{claims} claims, {claims_of_leases} known to leases"
+        );
         ensure!(*own_waiters == state.own_waiters, "{own_waiters} waiters with own leases");
         ensure!(*forced == state.forced.len(), "{forced} forced, {} listed", state.forced.len());
         ensure!(
@@ -138,11 +146,14 @@ fn check_lease(state: &State, id: LeaseId, lease: &Lease) -> Result<(), String> 
     ensure!(lease.version <= COUNTER_MAX, "lease {id}: version {}", lease.version);
     let waits = lease.claims.iter().filter(|(_, claim)| matches!(claim, Claim::Wait(_))).count();
     ensure!(waits == lease.waits, "lease {id}: {waits} waits, {} counted", lease.waits);
+    let again = lease.claims.iter().filter(|(_, claim)| matches!(claim, Claim::Again(_))).count();
+    ensure!(again == lease.again, "lease {id}: {again} entries, {} counted", lease.again);
     for (number, claim) in lease.claims.iter() {
         let entry = state.keys.get(claim.key());
         let known = entry.is_some_and(|entry| match claim {
             Claim::Hold(_) => entry.holds.get(&id).is_some_and(|hold| hold.number.0 == *number),
             Claim::Wait(_) => entry.places.get(&id).is_some(),
+            Claim::Again(_) => entry.holds.get(&id).is_some_and(|hold| hold.again.contains(number)),
         });
         ensure!(known, "lease {id}: claim {number} is not in its key");
     }
@@ -195,8 +206,10 @@ fn check_memory(id: LeaseId, lease: &Lease) -> Result<(), String> {
         let record = memory.records.get(number);
         let fits = match (claim, record.map(|record| record.answer)) {
             (Claim::Wait(_), Some(Answer::Waiting)) => true,
-            (Claim::Hold(_), Some(Answer::Done(Outcome::Granted(grant)))) => grant.lease == id,
-            (Claim::Hold(_), None) => *number <= memory.floor,
+            (Claim::Hold(_) | Claim::Again(_), Some(Answer::Done(Outcome::Granted(grant)))) => {
+                grant.lease == id
+            }
+            (Claim::Hold(_) | Claim::Again(_), None) => *number <= memory.floor,
             _ => false,
         };
         ensure!(fits, "lease {id}: claim {number} and its record differ");
@@ -213,7 +226,7 @@ fn check_entry(state: &State, key: &[u8], entry: &KeyState) -> Result<(), String
     for (lease, hold) in entry.holds.iter() {
         check_hold(state, key, *lease, hold).map_err(|text| format!("key {name:?}: {text}"))?;
     }
-    check_modes(state, entry).map_err(|text| format!("key {name:?}: {text}"))?;
+    check_modes(state, key, entry).map_err(|text| format!("key {name:?}: {text}"))?;
     for (place, waiter) in entry.queue.iter() {
         ensure!(*place <= COUNTER_MAX, "key {name:?}: place {place}");
         ensure!(
@@ -221,7 +234,9 @@ fn check_entry(state: &State, key: &[u8], entry: &KeyState) -> Result<(), String
             "key {name:?}: lease {} is not at its place {place}",
             waiter.lease
         );
-        check_waiter(state, key, waiter).map_err(|text| format!("key {name:?}: {text}"))?;
+        check_waiter(state, key, waiter)
+            .and(check_any_mode(waiter.mode, entry.limit))
+            .map_err(|text| format!("key {name:?}: {text}"))?;
     }
     if let Some((_, head)) = entry.queue.first() {
         ensure!(!entry.admits(head.mode), "key {name:?}: the head could be granted (G4)");
@@ -229,16 +244,48 @@ fn check_entry(state: &State, key: &[u8], entry: &KeyState) -> Result<(), String
     Ok(())
 }
 
-/// The present holds go together, and their floor lies below them.
-fn check_modes(state: &State, entry: &KeyState) -> Result<(), String> {
-    let exclusive = entry.holds.iter().any(|(_, hold)| hold.mode == Mode::EXCLUSIVE);
-    ensure!(!exclusive || entry.holds.len() == 1, "an exclusive hold beside others (G1)");
-    ensure!(!exclusive || entry.floor == 0, "an exclusive hold has a floor of its own");
+/// What is there goes together, and its floor lies below it.
+fn check_modes(state: &State, key: &[u8], entry: &KeyState) -> Result<(), String> {
+    let holds = entry.holds.iter().map(|(_, hold)| (hold.token, hold.mode, &hold.slots));
+    let ghosts = entry.ghosts.iter();
+    let ghosts = ghosts.map(|(token, ghost)| (Token(*token), ghost.mode, &ghost.slots));
+    let places = entry.holds.len() + entry.ghosts.len();
+    let mut taken = Taken::default();
     ensure!(entry.floor <= state.last_token, "floor {} was never given", entry.floor);
-    for (_, hold) in entry.holds.iter() {
-        ensure!(hold.token.0 >= entry.floor, "token {} is below the floor (G2)", hold.token);
-        ensure!(exclusive || entry.floor > 0, "a shared hold without a floor");
+    for (token, mode, slots) in holds.chain(ghosts) {
+        let slots = slots.as_slice();
+        if mode == Mode::EXCLUSIVE {
+            ensure!(places == 1, "an exclusive hold beside others (G1)");
+            ensure!(entry.floor == 0, "an exclusive hold has a floor of its own");
+        } else {
+            ensure!(entry.floor > 0, "a shared hold without a floor");
+            ensure!(token.0 >= entry.floor, "token {token} is below the floor (G2)");
+        }
+        let permits = mode.permit_count();
+        ensure!(permits.is_some() == (entry.limit > 0), "a lock and a semaphore at once");
+        ensure!(slots::is_sound(slots), "slots that cannot be");
+        ensure!(slots::count(slots) == permits.unwrap_or(0), "not as many slots as permits");
+        ensure!(taken.put(slots), "a slot is taken twice (G1)");
     }
+    ensure!(entry.limit <= PERMITS_MAX, "{} permits", entry.limit);
+    ensure!(taken == entry.taken, "other slots are taken than its holds have");
+    for (token, ghost) in entry.ghosts.iter() {
+        let listed = state.delays.get(token);
+        let listed = listed.is_some_and(|(at, ms)| **at == *key && *ms == ghost.delay_ms);
+        ensure!(listed, "the delay of token {token} is not listed");
+        ensure!(*token > 0 && *token <= state.last_token, "token {token} was never given (G2)");
+        let in_range = check_delay_ms(ghost.delay_ms).is_ok() && ghost.delay_ms > 0;
+        ensure!(in_range, "a delay of {}", ghost.delay_ms);
+    }
+    Ok(())
+}
+
+fn check_any_mode(mode: Mode, limit: u32) -> Result<(), String> {
+    let known = match mode.permit_count() {
+        None => check_mode(mode).is_ok() && limit == 0,
+        Some(permits) => permits >= 1 && limit > 0,
+    };
+    ensure!(known, "an unknown mode");
     Ok(())
 }
 
@@ -246,7 +293,13 @@ fn check_hold(state: &State, key: &[u8], id: LeaseId, hold: &Hold) -> Result<(),
     let claim = state.leases.get(&id).and_then(|lease| lease.claims.get(&hold.number.0));
     let known = matches!(claim, Some(Claim::Hold(held)) if **held == *key);
     ensure!(known, "its holder {id} does not know it");
-    ensure!(check_mode(hold.mode).is_ok(), "an unknown mode");
+    ensure!(check_mode(hold.mode).is_ok() || hold.mode.permit_count().is_some(), "an unknown mode");
+    ensure!(check_delay_ms(hold.delay_ms).is_ok(), "a delay of {}", hold.delay_ms);
+    for number in &hold.again {
+        let claim = state.leases.get(&id).and_then(|lease| lease.claims.get(number));
+        let known = matches!(claim, Some(Claim::Again(held)) if **held == *key);
+        ensure!(known, "its holder {id} does not know the entry {number}");
+    }
     ensure!(check_value(hold.value.as_slice()).is_ok(), "its value is too large");
     let token = hold.token.0;
     ensure!(token > 0 && token <= state.last_token, "token {token} was never given (G2)");
@@ -265,7 +318,7 @@ fn check_waiter(state: &State, key: &[u8], waiter: &Waiter) -> Result<(), String
     let claim = state.leases.get(&lease).and_then(|lease| lease.claims.get(&waiter.number.0));
     let known = matches!(claim, Some(Claim::Wait(wanted)) if **wanted == *key);
     ensure!(known, "its waiter {lease} does not know it (G4)");
-    ensure!(check_mode(waiter.mode).is_ok(), "waiter {lease}: an unknown mode");
+    ensure!(check_delay_ms(waiter.delay_ms).is_ok(), "waiter {lease}: a delay out of range");
     ensure!(check_value(waiter.value.as_slice()).is_ok(), "waiter {lease}: value too large");
     let ttl_ok = |own: &OwnLease| check_ttl_ms(own.ttl_ms.into()).is_ok();
     ensure!(waiter.own.as_ref().is_none_or(ttl_ok), "waiter {lease}: TTL of its own lease");

@@ -94,16 +94,19 @@ impl State {
             return Outcome::Closed { revision };
         }
         let lease = self.forget_lease(id);
+        let lost = *reason == EndReason::LeaseExpired;
         for (number, claim) in lease.claims.iter() {
             let number = Number(*number);
             match claim {
                 Claim::Hold(key) => {
-                    self.take_hold(step, key, id, reason.clone());
+                    self.take_hold(step, key, id, (reason.clone(), lost));
                     // Planted (G4): the end of a lease wakes nobody.
                     if !planted!("expiry-hands-nothing-over") {
                         self.hand_over(step, key);
                     }
                 }
+                // It went with the hold.
+                Claim::Again(_) => {}
                 Claim::Wait(key) => {
                     self.take_waiter(key, id);
                     let outcome = self.refusal(ErrorCode::LEASE_LOST, Token(0));

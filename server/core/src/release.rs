@@ -5,7 +5,7 @@ use alloc::rc::Rc;
 use leasehold_protocol::command::Caller;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
-use leasehold_protocol::ids::{LeaseId, Revision, Secret, Token};
+use leasehold_protocol::ids::{LeaseId, Number, Revision, Secret, Token};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::planted;
 use leasehold_protocol::shard::{check_key, check_label, check_reason};
@@ -13,7 +13,7 @@ use leasehold_protocol::shard::{check_key, check_label, check_reason};
 use crate::blob::{Blob, Key, KeyRef};
 use crate::digest;
 use crate::memory::Kind;
-use crate::retry::{check_acks, print_of_release};
+use crate::retry::{RESERVED, check_acks, print_of_release};
 use crate::state::{State, Step};
 use crate::table::Forced;
 
@@ -45,12 +45,29 @@ impl State {
             let present = self.present_token(key);
             return self.remember_refusal(step, ticket, ErrorCode::NOT_OWNER, present);
         };
-        let hold = self.end_hold(step, &key, held.0, EndReason::Released);
+        let acquire = Number(ticket.number.0.saturating_sub(RESERVED));
+        let (acquire, outcome) = self.give_back(step, &key, held.0, acquire);
         // Who names the token has read the grant: its result needs no further acknowledgement.
         let (memory, sum) = self.memory_of(ticket.lease);
-        memory.read_otherwise(ticket.lease, hold.number, sum);
-        let outcome = Outcome::Released { token, revision: Revision(self.revision) };
+        memory.read_otherwise(ticket.lease, acquire, sum);
         self.remember(step, ticket, outcome)
+    }
+
+    /// Gives up one entry of a hold, that of this acquire if there is one: the hold ends with its
+    /// last. Returns the acquire whose entry it was.
+    pub(crate) fn give_back(
+        &mut self,
+        step: &mut Step<'_>,
+        key: &Key,
+        holder: LeaseId,
+        acquire: Number,
+    ) -> (Number, Outcome) {
+        if let Some(left) = self.leave(step, key, holder, acquire) {
+            return left;
+        }
+        let hold = self.end_hold(step, key, holder, (EndReason::Released, false));
+        let (token, revision) = (hold.token, Revision(self.revision));
+        (hold.number, Outcome::Released { token, revision })
     }
 
     /// Idempotent by token as far as the state can know: once the hold is over its own lease is
@@ -72,7 +89,7 @@ impl State {
         let Some(held) = self.key_held_by(key, lease, token).filter(|_| own) else {
             return self.refusal(ErrorCode::NOT_OWNER, self.present_token(key));
         };
-        self.end_hold(step, &held, lease, EndReason::Released);
+        self.end_hold(step, &held, lease, (EndReason::Released, false));
         Outcome::Released { token, revision: Revision(self.revision) }
     }
 
@@ -94,7 +111,7 @@ impl State {
         if now {
             self.raise_version(holder);
             let reason = EndReason::Forced { who: who.to_vec(), why: why.to_vec() };
-            self.end_hold(step, &key, holder, reason);
+            self.end_hold(step, &key, holder, (reason, false));
         } else if forced.is_none() {
             let forced = Forced { who: Blob::new(who), why: Blob::new(why) };
             self.mark_forced(step, &key, holder, forced);
@@ -127,18 +144,12 @@ impl State {
         };
         let who = forced.who.as_slice().to_vec();
         let why = forced.why.as_slice().to_vec();
-        self.end_hold(step, &key, holder, EndReason::Forced { who, why });
+        self.end_hold(step, &key, holder, (EndReason::Forced { who, why }, true));
         Outcome::Forced { token, passed_on: true, revision: Revision(self.revision) }
     }
 
     fn raise_version(&mut self, lease: LeaseId) {
         self.edit_lease(lease, |lease, _| lease.version += 1);
-    }
-
-    /// The token under which a lease holds a key, or 0.
-    pub(crate) fn token_of(&self, key: &Key, lease: LeaseId) -> Token {
-        let hold = self.keys.get(key).and_then(|entry| entry.holds.get(&lease));
-        hold.map_or(Token(0), |hold| hold.token)
     }
 
     pub(crate) fn present_token(&self, key: &[u8]) -> Token {

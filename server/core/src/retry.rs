@@ -25,7 +25,7 @@ use crate::state::{State, Step};
 use crate::table::{Claim, Lease};
 
 /// Numbers that an acquire reserves after its own: its cancel and its release.
-const RESERVED: u64 = 2;
+pub(crate) const RESERVED: u64 = 2;
 
 /// What came of a number.
 #[derive(Clone, Copy)]
@@ -186,7 +186,7 @@ fn check_number(lease: &Lease, number: Number, kind: Kind) -> Result<(), ErrorCo
             .is_some_and(|record| record.kind == Kind::Acquire),
         Kind::Release => below(RESERVED)
             .and_then(|acquire| lease.claims.get(&acquire))
-            .is_some_and(|claim| matches!(claim, Claim::Hold(_))),
+            .is_some_and(|claim| matches!(claim, Claim::Hold(_) | Claim::Again(_))),
         Kind::Acquire | Kind::Forestalled | Kind::Convert => false,
     };
     if is_reserved { Ok(()) } else { Err(ErrorCode::NUMBER_BELOW_FLOOR) }
@@ -198,7 +198,7 @@ pub(crate) fn print_of_acquire(request: &Request<'_>, wait_ms: u32) -> u64 {
     let mix = mix.word(wait_ms.into()).bytes(request.value);
     match request.own {
         None => mix.done(),
-        Some(OwnLease { ttl_ms, secret }) => mix.word((*ttl_ms).into()).bytes(&secret.0).done(),
+        Some(OwnLease { ttl_ms, secret }) => mix.word(ttl_ms.into()).bytes(&secret.0).done(),
     }
 }
 
@@ -215,4 +215,15 @@ pub(crate) fn print_of_release(key: &[u8], token: Token) -> u64 {
 /// Hash of a change of mode.
 pub(crate) fn print_of_convert(key: &[u8], token: Token, mode: Mode) -> u64 {
     Mix::new(4).bytes(key).word(token.0).word(mode.0.into()).done()
+}
+
+/// Hash of the body of an acquire with options.
+pub(crate) fn print_of_acquire_all(request: &Request<'_>, wait_ms: u32) -> u64 {
+    let mix = Mix::new(5).bytes(request.key).word(request.mode.0.into());
+    let mix = mix.word(request.limit.into()).word(request.reentrant.into());
+    let mix = mix.word(wait_ms.into()).word(request.delay_ms.into()).bytes(request.value);
+    match request.own {
+        None => mix.done(),
+        Some(OwnLease { ttl_ms, secret }) => mix.word(ttl_ms.into()).bytes(&secret.0).done(),
+    }
 }

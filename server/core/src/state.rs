@@ -20,6 +20,7 @@ use leasehold_protocol::event::{Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, Revision, ShardId, Token};
 use leasehold_protocol::outcome::Outcome;
 
+use crate::acquire::Request;
 use crate::blob::{Key, Name};
 use crate::cow::Map;
 use crate::digest;
@@ -28,7 +29,7 @@ use crate::table::{Keys, Lease, Leases};
 
 /// The highest token: tokens fit in a signed 64-bit column.
 pub(crate) const TOKEN_MAX: u64 = i64::MAX as u64;
-/// Holds and waiters of one shard together. At the limit the answer is `busy`.
+/// Holds, their further entries, lost ones with a lock-delay, and waiters of one shard together. At the limit the answer is `busy`.
 pub(crate) const CLAIMS_MAX: usize = 4_000_000;
 
 /// The replicated state of one shard. Cloning it is free: clones share everything until one of
@@ -48,9 +49,11 @@ pub struct State {
     pub(crate) names: Map<Name, ()>,
     /// Forced holds that are not passed on yet, by token. Follows from `keys`.
     pub(crate) forced: Map<u64, (Key, LeaseId)>,
+    /// Ghosts by token: their keys and how long each lasts, in milliseconds. Follows from `keys`.
+    pub(crate) delays: Map<u64, (Key, u32)>,
     /// Waiters that will need a lease of their own. Follows from `keys`.
     pub(crate) own_waiters: usize,
-    /// Holds and waiters. Follows from `keys`.
+    /// Holds, their further entries, ghosts and waiters. Follows from `keys`.
     pub(crate) claims: usize,
 }
 
@@ -75,6 +78,7 @@ impl State {
             keys: Map::default(),
             names: Map::default(),
             forced: Map::default(),
+            delays: Map::default(),
             own_waiters: 0,
             claims: 0,
         }
@@ -98,9 +102,15 @@ impl State {
             Command::Begin { .. } => unreachable!("handled above"),
             Command::Open { ttl_ms, secret, label } => self.open(step, *ttl_ms, secret, label),
             Command::Acquire { caller, key, mode, own, value, wait_ms } => {
-                let request = crate::acquire::Request { key, mode: *mode, own, value };
+                let request = Request { mode: *mode, ..Request::plain(key, *own, value) };
                 self.acquire(step, caller, &request, *wait_ms)
             }
+            Command::AcquireAll { caller, wants, own, value, wait_ms, delay_ms } => {
+                let request = Request { delay_ms: *delay_ms, ..Request::plain(&[], *own, value) };
+                self.acquire_all(step, caller, wants, &request, *wait_ms)
+            }
+            Command::SetLimit { key, limit, who } => self.set_limit(step, key, *limit, who),
+            Command::EndDelay { key, token } => self.end_delay(step, key, *token),
             Command::Cancel { caller, release_if_granted } => {
                 self.cancel(step, caller, *release_if_granted)
             }

@@ -1,6 +1,7 @@
 //! The entities of a shard: leases, keys, holds, waiters.
 
 use alloc::rc::Rc;
+use alloc::vec::Vec;
 
 use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, Token};
@@ -9,6 +10,7 @@ use leasehold_protocol::planted;
 use crate::blob::{Blob, Key};
 use crate::cow::Map;
 use crate::memory::Memory;
+use crate::slots::{self, Taken};
 
 /// What an acquire of a lease has led to so far.
 #[derive(Clone, Debug)]
@@ -17,12 +19,14 @@ pub(crate) enum Claim {
     Hold(Key),
     /// A place in the key's queue.
     Wait(Key),
+    /// A further entry of a hold of the lease.
+    Again(Key),
 }
 
 impl Claim {
     pub(crate) fn key(&self) -> &Key {
         match self {
-            Self::Hold(key) | Self::Wait(key) => key,
+            Self::Hold(key) | Self::Wait(key) | Self::Again(key) => key,
         }
     }
 }
@@ -40,10 +44,12 @@ pub(crate) struct Lease {
     /// The hold-set version.
     pub(crate) version: u64,
     pub(crate) memory: Memory,
-    /// Holds and waits, by their acquire's number. At most one per key.
+    /// Holds, waits and entries, by their acquire's number. At most one per key but for entries.
     pub(crate) claims: Map<u64, Claim>,
     /// How many of `claims` are waits.
     pub(crate) waits: usize,
+    /// How many of `claims` are further entries.
+    pub(crate) again: usize,
 }
 
 impl Lease {
@@ -59,6 +65,7 @@ impl Lease {
             memory: Memory::default(),
             claims: Map::default(),
             waits: 0,
+            again: 0,
         }
     }
 }
@@ -91,6 +98,20 @@ pub(crate) struct Hold {
     /// The proposer's wall time of the grant; for display only.
     pub(crate) since_ms: u64,
     pub(crate) forced: Option<Rc<Forced>>,
+    /// The slots that its permits took.
+    pub(crate) slots: Blob,
+    /// The lock-delay that follows its loss.
+    pub(crate) delay_ms: u32,
+    /// The numbers of further acquires that entered it, in the order of their coming.
+    pub(crate) again: Vec<u64>,
+}
+
+/// A lost hold's place that stays taken until its lock-delay is ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ghost {
+    pub(crate) mode: Mode,
+    pub(crate) slots: Blob,
+    pub(crate) delay_ms: u32,
 }
 
 #[derive(Clone, Debug)]
@@ -102,6 +123,8 @@ pub(crate) struct Waiter {
     pub(crate) own: Option<OwnLease>,
     pub(crate) value: Blob,
     pub(crate) wait_ms: u32,
+    /// The lock-delay that its hold will have.
+    pub(crate) delay_ms: u32,
 }
 
 /// A key that is held or waited for. Other keys take no memory.
@@ -115,6 +138,12 @@ pub(crate) struct KeyState {
     /// What grants that join the present holds carry as their floor; 0 while the hold is
     /// exclusive, whose floor is its own token.
     pub(crate) floor: u64,
+    /// How many permits the semaphore has; 0 for a lock. A key that is forgotten forgets it.
+    pub(crate) limit: u32,
+    /// Lost holds whose lock-delay is not over, by token.
+    pub(crate) ghosts: Map<u64, Ghost>,
+    /// The slots of holds and ghosts. Follows from them.
+    pub(crate) taken: Taken,
 }
 
 /// The table of keys, each behind a pointer like leases.
@@ -129,7 +158,7 @@ impl Keys {
 
 impl KeyState {
     pub(crate) fn is_vacant(&self) -> bool {
-        self.holds.is_empty() && self.queue.is_empty()
+        !self.is_taken() && self.queue.is_empty()
     }
 
     /// The token that an outcome names as present: that of the first holder.
@@ -141,16 +170,45 @@ impl KeyState {
         self.holds.iter().find(|(_, hold)| hold.token == token).map(|(lease, hold)| (*lease, hold))
     }
 
+    /// Whether any place is taken, by a hold or by what a lost one left.
+    pub(crate) fn is_taken(&self) -> bool {
+        !self.holds.is_empty() || !self.ghosts.is_empty()
+    }
+
     /// Whether a hold of this mode may join the present ones, whoever waits. The one place that
-    /// knows how modes go together.
+    /// knows how modes go together. Ghosts keep out what their holds kept out.
     pub(crate) fn admits(&self, mode: Mode) -> bool {
+        if let Some(permits) = mode.permit_count() {
+            return self.taken.count().saturating_add(permits) <= self.limit;
+        }
         match mode {
-            // The present holds go together, so one of them speaks for all.
-            Mode::SHARED => self.holds.first().is_none_or(|(_, hold)| hold.mode == Mode::SHARED),
+            Mode::SHARED => self.present_mode().is_none_or(|present| present == Mode::SHARED),
             // Planted (G1): whoever asks may join.
-            Mode::EXCLUSIVE => self.holds.is_empty() || planted!("two-holders"),
+            Mode::EXCLUSIVE => !self.is_taken() || planted!("two-holders"),
             _ => unreachable!("no other mode gets past validation"),
         }
+    }
+
+    /// What is there goes together, so one of them speaks for all.
+    fn present_mode(&self) -> Option<Mode> {
+        let hold = self.holds.first().map(|(_, hold)| hold.mode);
+        hold.or_else(|| self.ghosts.first().map(|(_, ghost)| ghost.mode))
+    }
+
+    /// The token of the loss that alone keeps out a hold of this mode, if it is so.
+    pub(crate) fn delayed_by(&self, mode: Mode) -> Option<Token> {
+        let (token, _) = self.ghosts.first()?;
+        let held = match mode.permit_count() {
+            Some(permits) => {
+                let held = self.holds.iter().map(|(_, hold)| slots::count(hold.slots.as_slice()));
+                held.sum::<u32>().saturating_add(permits) > self.limit
+            }
+            None if mode == Mode::SHARED => {
+                self.holds.first().is_some_and(|(_, hold)| hold.mode != Mode::SHARED)
+            }
+            None => !self.holds.is_empty(),
+        };
+        (!held && self.queue.is_empty()).then_some(Token(*token))
     }
 
     /// The floor of one of its holds.

@@ -10,7 +10,7 @@ use core::ops::Bound;
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Secret, Token};
 use leasehold_protocol::limits::PAGE_LEN_MAX;
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::{HeldKey, Holder, HoldsReply, KeyInfo, SessionInfo};
+use leasehold_protocol::reply::{Delay, HeldKey, Holder, HoldsReply, KeyInfo, SessionInfo};
 
 use crate::blob::KeyRef;
 use crate::lifecycle::same_secret;
@@ -104,7 +104,7 @@ impl<'a> LeaseView<'a> {
 
     /// Number of keys it holds.
     pub fn holds(&self) -> usize {
-        self.lease.claims.len() - self.lease.waits
+        self.lease.claims.len() - self.lease.waits - self.lease.again
     }
 
     /// Number of keys it waits for.
@@ -164,6 +164,18 @@ impl State {
         self.forced.iter().map(|(token, (key, lease))| (text(key), Token(*token), *lease))
     }
 
+    /// All lock-delays of this moment that are not over: key, the lost hold's token, and how long
+    /// it lasts in milliseconds; for a walk as in `walk_waits`.
+    pub fn walk_delays(&self) -> impl Iterator<Item = (Vec<u8>, Token, u32)> + use<> {
+        let delays = self.delays.clone().into_iter();
+        delays.map(|(token, (key, delay_ms))| (key.to_vec(), Token(token), delay_ms))
+    }
+
+    /// Whether a lock-delay of this loss is not over.
+    pub fn is_delayed(&self, token: Token) -> bool {
+        self.delays.get(&token.0).is_some()
+    }
+
     /// The hold of this token was forced and is not passed on yet.
     pub fn is_forced(&self, token: Token) -> bool {
         self.forced.get(&token.0).is_some()
@@ -178,6 +190,8 @@ impl State {
                 holders: Vec::new(),
                 waiters: Vec::new(),
                 waiters_total: 0,
+                limit: 0,
+                delays: Vec::new(),
             },
         }
     }
@@ -221,7 +235,16 @@ impl State {
                 number: hold.number,
                 own_lease: view.is_some_and(|lease| lease.own),
                 forced: hold.forced.is_some(),
+                slots: hold.slots.as_slice().to_vec(),
+                entries: 1 + hold.again.len() as u32,
+                delay_ms: hold.delay_ms,
             }
+        });
+        let delays = entry.ghosts.iter().map(|(token, ghost)| Delay {
+            token: Token(*token),
+            mode: ghost.mode,
+            delay_ms: ghost.delay_ms,
+            remaining_ms: None,
         });
         let first_waiters = entry.queue.iter().take(PAGE_LEN_MAX as usize).enumerate();
         let waiters =
@@ -237,6 +260,8 @@ impl State {
             holders: holders.take(PAGE_LEN_MAX as usize).collect(),
             waiters: waiters.collect(),
             waiters_total: entry.queue.len() as u32,
+            limit: entry.limit,
+            delays: delays.take(PAGE_LEN_MAX as usize).collect(),
         }
     }
 
@@ -253,7 +278,7 @@ impl State {
             label: lease.label.text(),
             ttl_ms: lease.ttl_ms,
             remaining_ms: None,
-            holds: (lease.claims.len() - lease.waits) as u32,
+            holds: (lease.claims.len() - lease.waits - lease.again) as u32,
             waits: lease.waits as u32,
             own_lease: lease.own,
         });
@@ -274,6 +299,7 @@ impl State {
             let number = Number(*number);
             match claim {
                 Claim::Wait(_) => reply.waits.push(number),
+                Claim::Again(_) => {}
                 Claim::Hold(key) => {
                     let hold = self.keys.get(key).and_then(|entry| entry.holds.get(&lease));
                     let hold = hold.expect("a lease knows its holds");
@@ -283,6 +309,8 @@ impl State {
                         mode: hold.mode,
                         number,
                         forced: hold.forced.is_some(),
+                        slots: hold.slots.as_slice().to_vec(),
+                        entries: 1 + hold.again.len() as u32,
                     });
                 }
             }
@@ -305,7 +333,11 @@ fn text(bytes: &[u8]) -> &str {
 
 fn size_of(info: &KeyInfo) -> usize {
     const FIXED: usize = 64;
-    let holders = info.holders.iter().map(|one| FIXED + one.label.len() + one.value.len());
+    let holders =
+        info.holders.iter().map(|one| FIXED + one.label.len() + one.value.len() + one.slots.len());
     let waiters = info.waiters.iter().map(|one| FIXED + one.label.len());
-    FIXED + info.key.len() + holders.sum::<usize>() + waiters.sum::<usize>()
+    FIXED * (1 + info.delays.len())
+        + info.key.len()
+        + holders.sum::<usize>()
+        + waiters.sum::<usize>()
 }

@@ -1,7 +1,7 @@
 //! A batch's bytes: round trip, and every kind of damage.
 
 use leasehold_core::{BATCH_VERSION, Batch, BatchWriter, DecodeError};
-use leasehold_protocol::command::{Caller, Command, OwnLease};
+use leasehold_protocol::command::{Caller, Command, OwnLease, Want};
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, Token};
 
 fn caller() -> Caller {
@@ -43,6 +43,16 @@ fn commands() -> Vec<Command> {
         Command::Expire { lease },
         Command::EndForced { key: key(), token },
         Command::TimeOut { lease, number: Number(4) },
+        Command::AcquireAll {
+            caller: caller(),
+            wants: vec![Want { key: key(), mode: Mode::permits(2), limit: 5, reentrant: true }],
+            own: None,
+            value: vec![1; 4_096],
+            wait_ms: 5,
+            delay_ms: 60_000,
+        },
+        Command::SetLimit { key: key(), limit: 7, who: b"ops".to_vec() },
+        Command::EndDelay { key: key(), token },
         Command::Convert { caller: caller(), key: key(), token, mode: Mode::SHARED },
     ]
 }

@@ -80,6 +80,37 @@ const REQUIRED: &[&str] = &[
     "convert: refused upgrade_conflict",
     "convert: refused hold_forced",
     "convert: refused number_conflict",
+    "acquire_all: granted",
+    "acquire_all: queued",
+    "acquire_all: refused held",
+    "acquire_all: refused already_held",
+    "acquire_all: refused delayed",
+    "acquire_all: refused hold_forced",
+    "acquire_all: refused limit_mismatch",
+    "acquire_all: refused mode_mismatch",
+    "acquire_all: refused number_conflict",
+    "acquire_all: refused permits_above_limit",
+    "acquire: refused delayed",
+    "acquire: refused mode_mismatch",
+    "release: changed",
+    "cancel: changed",
+    "convert: refused mode_mismatch",
+    "convert: refused hold_reentered",
+    "convert: refused delayed",
+    "set_limit: changed",
+    "set_limit: refused mode_mismatch",
+    "set_limit: refused not_in_use",
+    "end_delay: changed",
+    "end_delay: refused not_delayed",
+    "seen: a limit that rises lets waiters in, or sinks and ends their wait",
+    "seen: the end of a delay lets waiters in",
+    "seen: more permits than a lowered limit",
+    "seen: a grant of several slots",
+    "seen: a semaphore with holds and a delay",
+    "seen: a cancel that gives an entry back",
+    "seen: a release that gives an entry back",
+    "seen: an entry that inherits the hold",
+    "seen: the end of a hold with several entries",
     "seen: several readers let in at once",
     "seen: three readers",
     "seen: a downgrade that lets readers in",
@@ -134,21 +165,27 @@ fn compare(state: &State, model: &Model, keys: &[&[u8]]) -> Result<(), TestCaseE
     }
     for key in keys {
         let info = state.key_info(key);
-        let holders =
-            info.holders.iter().map(|one| (one.lease, one.token, one.number, one.mode, one.forced));
+        let holders = info.holders.into_iter().map(|one| {
+            let (entries, slots) = (one.entries as usize, one.slots);
+            (one.lease, one.token, one.number, one.mode, one.forced, entries, slots)
+        });
         let holders: Vec<_> = holders.collect();
         let waiters: Vec<_> =
             info.waiters.iter().map(|one| (one.lease, one.number, one.mode)).collect();
         let entry = model.keys.get(*key).cloned().unwrap_or_default();
-        let expected: Vec<_> = entry
-            .holders
-            .iter()
-            .map(|one| (one.lease, one.token, one.number, one.mode, one.forced.is_some()))
-            .collect();
+        let expected = entry.holders.iter().map(|one| {
+            let (entries, slots) = (1 + one.again.len(), naive::packed(&one.slots));
+            (one.lease, one.token, one.number, one.mode, one.forced.is_some(), entries, slots)
+        });
+        let expected: Vec<_> = expected.collect();
         prop_assert_eq!(holders, expected);
         let expected: Vec<_> =
             entry.queue.iter().map(|one| (one.lease, one.number, one.mode)).collect();
         prop_assert_eq!(waiters, expected);
+        let delays: Vec<_> = info.delays.iter().map(|one| (one.token, one.delay_ms)).collect();
+        let expected: Vec<_> = entry.ghosts.iter().map(|one| (one.token, one.delay_ms)).collect();
+        prop_assert_eq!(delays, expected);
+        prop_assert_eq!(info.limit, entry.limit);
     }
     Ok(())
 }

@@ -13,16 +13,18 @@
 //! acquire NAME NUMBER KEY [wait=MS] [value=TEXT] [own=TTL] [mode=MODE]
 //! cancel NAME NUMBER [release]
 //! release NAME NUMBER KEY TOKEN
-//!     acquire, cancel, release and convert take [floor=N] [acks=N,N] [secret=bad]
+//!     acquire, acquire-all, cancel, release and convert take [floor=N] [acks=N,N] [secret=bad]
 //! release-own LEASE KEY TOKEN [secret=bad]
 //! close LEASE [secret=bad] | expire LEASE | time-out LEASE NUMBER
+//! acquire-all NAME NUMBER KEY MODE [wait=MS] [value=TEXT] [own=TTL] [delay=MS] [reentrant]
+//! set-limit KEY LIMIT [who=TEXT] | end-delay KEY TOKEN
 //! convert NAME NUMBER KEY TOKEN MODE
 //! force KEY TOKEN [who=TEXT] [why=TEXT] [now] | end-forced KEY TOKEN
 //! times COUNT LINE                              prints how often each outcome came
 //! get KEY | ls [PREFIX [AFTER [LIMIT]]] | sessions | holds LEASE | result LEASE NUMBER | state
 //! ```
 //!
-//! MODE is `exclusive`, `shared` or a number. `TEXT*N` is TEXT repeated, `-` is empty, `0xHH…` are bytes. LEASE is a name or `#ID`.
+//! MODE is `exclusive`, `shared`, `N/LIMIT` for permits, or a number. `TEXT*N` is TEXT repeated, `-` is empty, `0xHH…` are bytes. LEASE is a name or `#ID`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -30,7 +32,7 @@ use std::path::{Path, PathBuf};
 
 use leasehold_core::snapshot::{Decoder, Encoder};
 use leasehold_core::{State, invariants};
-use leasehold_protocol::command::{Caller, Command, OwnLease};
+use leasehold_protocol::command::{Caller, Command, OwnLease, Want};
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, ShardId, Token};
 use leasehold_protocol::outcome::Outcome;
 
@@ -143,6 +145,25 @@ impl World {
         }
     }
 
+    fn acquire_all(&self, line: &Line<'_>) -> Command {
+        let (mode, limit) = match line.word(4).split_once('/') {
+            Some((permits, limit)) => {
+                (Mode::permits(parse_number(permits) as u32), parse_number(limit) as u32)
+            }
+            None => (mode(line.word(4)), 0),
+        };
+        let want = Want { key: bytes(line.word(3)), mode, limit, reentrant: line.has("reentrant") };
+        let own = line.options.get("own");
+        Command::AcquireAll {
+            caller: self.caller(line),
+            wants: vec![want],
+            own: own.map(|ttl| OwnLease { ttl_ms: parse_number(ttl) as u32, secret: SECRET }),
+            value: bytes(line.options.get("value").unwrap_or(&"-")),
+            wait_ms: line.option("wait", 0) as u32,
+            delay_ms: line.option("delay", 0) as u32,
+        }
+    }
+
     fn command(&self, line: &Line<'_>) -> Option<Command> {
         let text = |name: &str| bytes(line.options.get(name).unwrap_or(&"-"));
         Some(match line.word(0) {
@@ -178,6 +199,15 @@ impl World {
                 token: Token(line.number(4)),
                 mode: mode(line.word(5)),
             },
+            "acquire-all" => self.acquire_all(line),
+            "set-limit" => Command::SetLimit {
+                key: bytes(line.word(1)),
+                limit: line.number(2) as u32,
+                who: text("who"),
+            },
+            "end-delay" => {
+                Command::EndDelay { key: bytes(line.word(1)), token: Token(line.number(2)) }
+            }
             "release-own" => Command::ReleaseOwn {
                 lease: self.lease(line.word(1)),
                 secret: line.secret(),

@@ -25,6 +25,8 @@ pub enum TimerKind {
     Wait(LeaseId, Number),
     /// The last possible validity of a forced hold.
     Forced(Vec<u8>, Token),
+    /// The end of a lock-delay.
+    Delay(Vec<u8>, Token),
 }
 
 /// One entry.
@@ -66,7 +68,7 @@ impl CoreWheel {
 pub struct ShardTimers {
     shard: ShardId,
     wheel: CoreWheel,
-    handles: BTreeMap<TimerKind, Handle>,
+    handles: BTreeMap<TimerKind, (Handle, MonoTime)>,
 }
 
 impl ShardTimers {
@@ -80,9 +82,14 @@ impl ShardTimers {
         let timer = Timer { shard: self.shard, kind: kind.clone() };
         let mut wheel = self.wheel.0.borrow_mut();
         let handle = wheel.insert(at.0, timer);
-        if let Some(former) = self.handles.insert(kind, handle) {
+        if let Some((former, _)) = self.handles.insert(kind, (handle, at)) {
             wheel.cancel(former);
         }
+    }
+
+    /// When the shard is to be woken for this, if it is.
+    pub fn when(&self, kind: &TimerKind) -> Option<MonoTime> {
+        self.handles.get(kind).map(|(_, at)| *at)
     }
 
     /// The entry came up.
@@ -92,7 +99,7 @@ impl ShardTimers {
 
     /// What the entry was for is over.
     pub fn cancel(&mut self, kind: &TimerKind) {
-        if let Some(handle) = self.handles.remove(kind) {
+        if let Some((handle, _)) = self.handles.remove(kind) {
             self.wheel.0.borrow_mut().cancel(handle);
         }
     }
@@ -100,7 +107,7 @@ impl ShardTimers {
     /// The leadership is over. O(entries).
     pub fn clear(&mut self) {
         let mut wheel = self.wheel.0.borrow_mut();
-        for handle in std::mem::take(&mut self.handles).into_values() {
+        for (handle, _) in std::mem::take(&mut self.handles).into_values() {
             wheel.cancel(handle);
         }
     }
@@ -120,6 +127,7 @@ mod tests {
         timers.set(MonoTime(9_000_000_000), lease());
         timers.set(MonoTime(1_000_000_000), wait.clone());
         assert_eq!(wheel.len(), 2, "the second time replaces the first");
+        assert_eq!(timers.when(&lease()), Some(MonoTime(9_000_000_000)));
         timers.cancel(&wait);
         let mut due = Vec::new();
         wheel.advance(MonoTime(2_000_000_000), &mut due);

@@ -303,6 +303,7 @@ impl<E: Env> Router<E> {
                 | Command::Release { key, .. }
                 | Command::ReleaseOwn { key, .. }
                 | Command::Convert { key, .. }
+                | Command::SetLimit { key, .. }
                 | Command::ForceRelease { key, .. }
                     if shard_of(key, self.shards_total) != request.shard =>
                 {

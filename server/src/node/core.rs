@@ -393,7 +393,9 @@ fn figures_of(request: &Request) -> (Counter, Distribution) {
     match request {
         Request::Command(request) => match &request.command {
             Command::Open { .. } => (Counter::RequestOpen, Distribution::TookOpen),
-            Command::Acquire { .. } => (Counter::RequestAcquire, Distribution::TookAcquire),
+            Command::Acquire { .. } | Command::AcquireAll { .. } => {
+                (Counter::RequestAcquire, Distribution::TookAcquire)
+            }
             Command::Cancel { .. } => (Counter::RequestCancel, Distribution::TookCancel),
             Command::Release { .. } | Command::ReleaseOwn { .. } => {
                 (Counter::RequestRelease, Distribution::TookRelease)

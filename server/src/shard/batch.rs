@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use leasehold_core::BatchWriter;
-use leasehold_protocol::command::Command;
+use leasehold_protocol::command::{Command, Want};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::planted;
@@ -149,7 +149,14 @@ fn size_of_command(command: &Command) -> usize {
             Command::Release { caller: who, key, .. }
             | Command::Convert { caller: who, key, .. } => caller(who.acks.len()) + key.len(),
             Command::Cancel { caller: who, .. } => caller(who.acks.len()),
-            Command::ReleaseOwn { key, .. } | Command::EndForced { key, .. } => key.len(),
+            Command::AcquireAll { caller: who, wants, value, .. } => {
+                let keys: usize = wants.iter().map(|want| size_of::<Want>() + want.key.len()).sum();
+                caller(who.acks.len()) + keys + value.len()
+            }
+            Command::SetLimit { key, who, .. } => key.len() + who.len(),
+            Command::ReleaseOwn { key, .. }
+            | Command::EndForced { key, .. }
+            | Command::EndDelay { key, .. } => key.len(),
             Command::ForceRelease { key, who, why, .. } => key.len() + who.len() + why.len(),
             Command::Open { label, .. } => label.len(),
             Command::Close { .. }

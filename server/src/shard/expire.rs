@@ -98,6 +98,12 @@ impl<E: Env> Shard<E> {
             self.set_forced(key, token, lease);
         })
         .await;
+        // How much of a delay is over nobody knows any more: each lasts once more.
+        let delays = self.state.borrow().walk_delays();
+        self.in_steps(leadership, delays, |(key, token, delay_ms)| {
+            self.set_delay(key, token, delay_ms);
+        })
+        .await;
         let waits = self.state.borrow().walk_waits();
         self.in_steps(leadership, waits, |wait| match wait {
             Some((lease, number, wait_ms)) if wait_ms != u32::MAX => {
@@ -150,6 +156,18 @@ impl<E: Env> Shard<E> {
         self.set_timer(at, TimerKind::Forced(key, token));
     }
 
+    fn set_delay(&self, key: Vec<u8>, token: Token, delay_ms: u32) {
+        let at = self.clock.now().after(Duration::from_millis(u64::from(delay_ms)));
+        self.set_timer(at, TimerKind::Delay(key, token));
+    }
+
+    /// What is left of a lock-delay, in milliseconds.
+    pub(super) fn delay_left_ms(&self, key: &str, token: Token) -> Option<u32> {
+        let kind = TimerKind::Delay(key.as_bytes().to_vec(), token);
+        let at = self.timers.borrow().when(&kind)?;
+        u32::try_from(at.since(self.clock.now()).as_millis()).ok()
+    }
+
     /// Keeps table and wheel in step with what was applied.
     pub(super) fn follow_leases(&self, events: &[Event]) {
         let leading = self.leading.get().is_some();
@@ -174,6 +192,9 @@ impl<E: Env> Shard<E> {
                 EventKind::ForcedPending { key, lease, token, .. } if leading => {
                     self.set_forced(key.clone(), *token, *lease);
                 }
+                EventKind::DelayBegan { key, token, delay_ms } if leading => {
+                    self.set_delay(key.clone(), *token, *delay_ms);
+                }
                 _ => {}
             }
         }
@@ -192,6 +213,11 @@ impl<E: Env> Shard<E> {
                 TimerKind::Wait(lease, number) => {
                     let command = Command::TimeOut { lease, number };
                     self.propose_timer(leadership, command, TimerKind::Wait(lease, number));
+                }
+                TimerKind::Delay(_, token) if !self.still_delayed(token) => {}
+                TimerKind::Delay(key, token) => {
+                    let command = Command::EndDelay { key: key.clone(), token };
+                    self.propose_timer(leadership, command, TimerKind::Delay(key, token));
                 }
                 TimerKind::Forced(key, token) => {
                     let command = Command::EndForced { key: key.clone(), token };
@@ -212,6 +238,10 @@ impl<E: Env> Shard<E> {
 
     fn still_forced(&self, token: Token) -> bool {
         self.state.borrow().is_forced(token)
+    }
+
+    fn still_delayed(&self, token: Token) -> bool {
+        self.state.borrow().is_delayed(token)
     }
 
     /// The lease and its TTL if it may be expired now; else its entry is put back, or dropped.

@@ -10,7 +10,8 @@ use leasehold_protocol::limits::{TTL_MS_MAX, TTL_MS_MIN};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::request::CommandRequest;
 use leasehold_protocol::shard::{
-    check_key, check_label, check_mode, check_reason, check_shard, check_ttl_ms, check_value,
+    check_delay_ms, check_key, check_label, check_limit, check_mode, check_reason, check_shard,
+    check_ttl_ms, check_value, check_want,
 };
 use openraft::AsyncRuntime;
 
@@ -31,7 +32,11 @@ impl<E: Env> Shard<E> {
             return to.send(&error(code, self.why(code), NodeId(0), 0));
         }
         let wait = match (&request.command, origin) {
-            (Command::Acquire { caller, wait_ms, .. }, Origin::Client) if *wait_ms > 0 => {
+            (
+                Command::Acquire { caller, wait_ms, .. }
+                | Command::AcquireAll { caller, wait_ms, .. },
+                Origin::Client,
+            ) if *wait_ms > 0 => {
                 let registered =
                     self.waits.borrow_mut().register(caller.lease, caller.number, to.clone());
                 if registered.is_none() {
@@ -76,6 +81,21 @@ impl<E: Env> Shard<E> {
                 own.map_or(Ok(()), |own| self.check_ttl(own.ttl_ms))?;
                 key
             }
+            Command::AcquireAll { wants, value, own, delay_ms, .. } => {
+                check_value(value)?;
+                check_delay_ms(*delay_ms)?;
+                own.map_or(Ok(0), |own| check_ttl_ms(u64::from(own.ttl_ms)))?;
+                for want in wants {
+                    check_want(want)?;
+                    check_shard(self.id, &want.key, self.shards_total)?;
+                }
+                return Ok(());
+            }
+            Command::SetLimit { key, limit, who } => {
+                check_limit(*limit)?;
+                check_label(who)?;
+                key
+            }
             Command::Convert { key, mode, .. } => {
                 check_mode(*mode)?;
                 key
@@ -94,6 +114,7 @@ impl<E: Env> Shard<E> {
             Command::Begin { .. }
             | Command::Expire { .. }
             | Command::EndForced { .. }
+            | Command::EndDelay { .. }
             | Command::TimeOut { .. } => return Err(ErrorCode::INTERNAL_COMMAND),
         };
         check_key(key)?;

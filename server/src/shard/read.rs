@@ -91,6 +91,11 @@ impl<E: Env> Shard<E> {
     fn keys(&self, mut keys: Vec<KeyInfo>, more: bool, stale: bool) -> Reply {
         let state = self.state.borrow();
         if !stale {
+            for key in &mut keys {
+                for delay in &mut key.delays {
+                    delay.remaining_ms = self.delay_left_ms(&key.key, delay.token);
+                }
+            }
             for holder in keys.iter_mut().flat_map(|key| &mut key.holders) {
                 let ttl_ms = state.lease(holder.lease).map(|lease| lease.ttl_ms());
                 holder.remaining_ms = ttl_ms.map(|ttl_ms| self.remaining_ms(holder.lease, ttl_ms));

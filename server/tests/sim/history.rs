@@ -261,9 +261,9 @@ fn told(answer: &Answer, lease: Option<u64>) -> Outcome {
         Answer::Released { token, revision } => {
             Outcome::Released { token: token.0, revision: Some(revision.0) }
         }
-        Answer::Closed { revision } | Answer::Forced { revision, .. } => {
-            Outcome::Done { revision: Some(revision.0) }
-        }
+        Answer::Closed { revision }
+        | Answer::Forced { revision, .. }
+        | Answer::Changed { revision, .. } => Outcome::Done { revision: Some(revision.0) },
         Answer::Refused { code, token, revision } => Outcome::Refused {
             code: code.name().to_owned(),
             token: Some(token.0).filter(|token| *token != 0),

@@ -4,7 +4,7 @@
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
 
 #[path = "../sim_env/mod.rs"]
-mod sim_env;
+pub mod sim_env;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use leasehold_server::env::Disk;
 use leasehold_server::rt::sim::SimRng;
 pub use leasehold_server::wal::Recovered;
 use leasehold_server::wal::{Wal, WalConfig, WalError, WalFailed, WalIdentity};
-pub use sim_env::{SimEnv, run, sleep_ms};
+pub use sim_env::{SimEnv, run};
 
 pub type Log = Wal<SimEnv>;
 pub type State = BTreeMap<ShardId, Recovered>;

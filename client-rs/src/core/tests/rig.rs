@@ -345,6 +345,8 @@ impl Rig {
             mode: leasehold_protocol::ids::Mode::EXCLUSIVE,
             number: Number(1),
             forced,
+            slots: Vec::new(),
+            entries: 1,
         };
         let reply = HoldsReply {
             revision: Revision(1),

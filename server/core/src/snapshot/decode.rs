@@ -11,7 +11,9 @@ use leasehold_protocol::limits::LEASES_MAX;
 use leasehold_protocol::planted;
 
 use super::former;
-use super::item::{Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem, WaiterItem};
+use super::item::{
+    GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem, WaiterItem,
+};
 use super::{
     BLOCK_HEADER_LEN, BLOCK_LEN_MAX, FORMER_VERSION, MAGIC, PRELUDE_LEN, SNAPSHOT_VERSION,
 };
@@ -21,7 +23,7 @@ use crate::digest;
 use crate::invariants::Checker;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::{CLAIMS_MAX, State};
-use crate::table::{Claim, Forced, Hold, KeyState, Lease, Waiter};
+use crate::table::{Claim, Forced, Ghost, Hold, KeyState, Lease, Waiter};
 
 /// Why bytes are not a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -271,6 +273,7 @@ impl Decoder {
             (build, Item::Lease(item)) => build.lease(&item),
             (build, Item::Record(item)) => build.record(&item),
             (build, Item::Key(item)) => build.key(&item),
+            (build, Item::Ghost(item)) => build.ghost(&item),
             (build, Item::Hold(item)) => build.hold(item),
             (build, Item::Waiter(item)) => build.waiter(&item),
             (_, Item::Header(_) | Item::End(_)) => unreachable!("handled above"),
@@ -334,19 +337,32 @@ impl Build {
 
     fn key(&mut self, item: &KeyItem) -> Result<(), &'static str> {
         let (_, entry) = self.entry(&item.key)?;
-        if !entry.is_vacant() || entry.floor != 0 {
+        if !entry.is_vacant() || entry.floor != 0 || entry.limit != 0 {
             return Err("a key after its holds or waiters");
         }
-        entry.floor = item.floor;
+        (entry.floor, entry.limit) = (item.floor, item.limit);
         Ok(())
     }
 
-    /// The entry of the key that holds and waiters come for, with room for one more.
-    fn claimed(&mut self, key: &[u8]) -> Result<(Key, &mut KeyState), &'static str> {
-        if self.state.claims >= CLAIMS_MAX {
+    fn ghost(&mut self, item: &GhostItem) -> Result<(), &'static str> {
+        let (key, entry) = self.claimed(&item.key, 1)?;
+        let (mode, slots, delay_ms) = (item.mode, Blob::new(&item.slots), item.delay_ms);
+        if !entry.taken.put(&item.slots) {
+            return Err("a slot is taken twice");
+        }
+        entry.ghosts.insert(item.token, Ghost { mode, slots, delay_ms });
+        match self.state.delays.insert(item.token, (key, delay_ms)) {
+            None => Ok(()),
+            Some(_) => Err("a delay comes twice"),
+        }
+    }
+
+    /// The entry of the key that holds and waiters come for, with room for so many more.
+    fn claimed(&mut self, key: &[u8], more: usize) -> Result<(Key, &mut KeyState), &'static str> {
+        if self.state.claims + more > CLAIMS_MAX {
             return Err("too many holds and waiters");
         }
-        self.state.claims += 1;
+        self.state.claims += more;
         self.entry(key)
     }
 
@@ -371,6 +387,7 @@ impl Build {
     fn claim(&mut self, lease: LeaseId, number: u64, claim: Claim) -> Result<(), &'static str> {
         let lease = self.state.leases.lease_mut(lease).ok_or("a claim of a dead lease")?;
         lease.waits += usize::from(matches!(claim, Claim::Wait(_)));
+        lease.again += usize::from(matches!(claim, Claim::Again(_)));
         match lease.claims.insert(number, claim) {
             None => Ok(()),
             Some(_) => Err("two claims under one number"),
@@ -378,7 +395,7 @@ impl Build {
     }
 
     fn hold(&mut self, item: HoldItem) -> Result<(), &'static str> {
-        let (key, entry) = self.claimed(&item.key)?;
+        let (key, entry) = self.claimed(&item.key, 1 + item.again.len())?;
         let forced = item.forced.map(|forced| {
             Rc::new(Forced { who: Blob::new(&forced.who), why: Blob::new(&forced.why) })
         });
@@ -390,7 +407,13 @@ impl Build {
             value: Blob::new(&item.value),
             since_ms: item.since_ms,
             forced,
+            slots: Blob::new(&item.slots),
+            delay_ms: item.delay_ms,
+            again: item.again.clone(),
         };
+        if !entry.taken.put(&item.slots) {
+            return Err("a slot is taken twice");
+        }
         if entry.holds.insert(item.lease, hold).is_some() {
             return Err("a hold comes twice");
         }
@@ -398,11 +421,14 @@ impl Build {
         if is_forced && !planted!("snapshot-forgets-forced") {
             self.state.forced.insert(item.token.0, (key.clone(), item.lease));
         }
+        for number in &item.again {
+            self.claim(item.lease, *number, Claim::Again(key.clone()))?;
+        }
         self.claim(item.lease, item.number.0, Claim::Hold(key))
     }
 
     fn waiter(&mut self, item: &WaiterItem) -> Result<(), &'static str> {
-        let (key, entry) = self.claimed(&item.key)?;
+        let (key, entry) = self.claimed(&item.key, 1)?;
         if entry.queue.last().is_some_and(|(place, _)| *place >= item.place) {
             return Err("a waiter out of order");
         }
@@ -414,6 +440,7 @@ impl Build {
             own: item.own,
             value: Blob::new(&item.value),
             wait_ms: item.wait_ms,
+            delay_ms: item.delay_ms,
         };
         entry.queue.insert(item.place, waiter);
         if entry.places.insert(item.lease, item.place).is_some() {

@@ -12,14 +12,15 @@ use leasehold_protocol::ids::{LeaseId, Number};
 use leasehold_protocol::planted;
 
 use super::item::{
-    End, ForcedItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem, WaiterItem,
+    End, ForcedItem, GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem,
+    WaiterItem,
 };
 use super::{BLOCK_HEADER_LEN, CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
 use crate::blob::Key;
 use crate::cow::IntoIter;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
-use crate::table::{Hold, KeyState, Lease, Waiter};
+use crate::table::{Ghost, Hold, KeyState, Lease, Waiter};
 
 /// Yields a snapshot in chunks of at most `CHUNK_LEN` and one item. Chunk borders mean nothing to
 /// the decoder.
@@ -46,6 +47,7 @@ struct MemoryLeft {
 struct KeyLeft {
     key: Key,
     own: Option<KeyItem>,
+    ghosts: IntoIter<u64, Ghost>,
     holds: IntoIter<LeaseId, Hold>,
     queue: IntoIter<u64, Waiter>,
 }
@@ -97,8 +99,9 @@ impl Encoder {
             let Some((key, entry)) = self.keys.next() else { break };
             let holds = entry.holds.clone().into_iter();
             let queue = entry.queue.clone().into_iter();
+            let ghosts = entry.ghosts.clone().into_iter();
             let own = key_item(&key, &entry);
-            self.key = Some(KeyLeft { key, own, holds, queue });
+            self.key = Some(KeyLeft { key, own, ghosts, holds, queue });
         }
         if self.ended {
             return None;
@@ -122,6 +125,9 @@ impl KeyLeft {
     fn next_item(&mut self) -> Option<Item> {
         if let Some(own) = self.own.take() {
             return Some(Item::Key(own));
+        }
+        if let Some((token, ghost)) = self.ghosts.next() {
+            return Some(ghost_item(&self.key, token, &ghost));
         }
         if let Some((lease, hold)) = self.holds.next() {
             return Some(hold_item(&self.key, lease, &hold));
@@ -207,7 +213,18 @@ fn record_item(lease: LeaseId, number: u64, record: &Record, late: bool) -> Item
 }
 
 fn key_item(key: &Key, entry: &KeyState) -> Option<KeyItem> {
-    (entry.floor > 0).then(|| KeyItem { key: key.to_vec(), floor: entry.floor })
+    let has_own = entry.floor > 0 || entry.limit > 0;
+    has_own.then(|| KeyItem { key: key.to_vec(), floor: entry.floor, limit: entry.limit })
+}
+
+fn ghost_item(key: &Key, token: u64, ghost: &Ghost) -> Item {
+    Item::Ghost(GhostItem {
+        key: key.to_vec(),
+        token,
+        mode: ghost.mode,
+        slots: ghost.slots.as_slice().to_vec(),
+        delay_ms: ghost.delay_ms,
+    })
 }
 
 fn hold_item(key: &Key, lease: LeaseId, hold: &Hold) -> Item {
@@ -223,6 +240,9 @@ fn hold_item(key: &Key, lease: LeaseId, hold: &Hold) -> Item {
             who: forced.who.as_slice().to_vec(),
             why: forced.why.as_slice().to_vec(),
         }),
+        slots: hold.slots.as_slice().to_vec(),
+        delay_ms: hold.delay_ms,
+        again: hold.again.clone(),
     })
 }
 
@@ -236,5 +256,6 @@ fn waiter_item(key: &Key, place: u64, waiter: &Waiter) -> Item {
         own: waiter.own,
         value: waiter.value.as_slice().to_vec(),
         wait_ms: waiter.wait_ms,
+        delay_ms: waiter.delay_ms,
     })
 }

@@ -167,6 +167,9 @@ impl From<FormerHold> for HoldItem {
             value: item.value,
             since_ms: item.since_ms,
             forced: item.forced,
+            slots: Vec::new(),
+            delay_ms: 0,
+            again: Vec::new(),
         }
     }
 }
@@ -182,6 +185,7 @@ impl From<FormerWaiter> for WaiterItem {
             own: item.own,
             value: item.value,
             wait_ms: item.wait_ms,
+            delay_ms: 0,
         }
     }
 }

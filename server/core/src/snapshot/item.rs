@@ -8,13 +8,14 @@ use leasehold_protocol::outcome::Outcome;
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// In this order: header; each lease followed by its records, ascending; each key, if there is
-/// anything to say of it, followed by its holds and waiters, ascending; end.
+/// anything to say of it, followed by its ghosts, holds and waiters, ascending; end.
 #[derive(Archive, Serialize, Deserialize)]
 pub(super) enum Item {
     Header(Header),
     Lease(LeaseItem),
     Record(RecordItem),
     Key(KeyItem),
+    Ghost(GhostItem),
     Hold(HoldItem),
     Waiter(WaiterItem),
     End(End),
@@ -67,6 +68,16 @@ pub(super) enum ItemKind {
 pub(super) struct KeyItem {
     pub(super) key: Vec<u8>,
     pub(super) floor: u64,
+    pub(super) limit: u32,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct GhostItem {
+    pub(super) key: Vec<u8>,
+    pub(super) token: u64,
+    pub(super) mode: Mode,
+    pub(super) slots: Vec<u8>,
+    pub(super) delay_ms: u32,
 }
 
 #[derive(Archive, Serialize, Deserialize)]
@@ -79,6 +90,9 @@ pub(super) struct HoldItem {
     pub(super) value: Vec<u8>,
     pub(super) since_ms: u64,
     pub(super) forced: Option<ForcedItem>,
+    pub(super) slots: Vec<u8>,
+    pub(super) delay_ms: u32,
+    pub(super) again: Vec<u64>,
 }
 
 #[derive(Archive, Serialize, Deserialize)]
@@ -97,6 +111,7 @@ pub(super) struct WaiterItem {
     pub(super) own: Option<OwnLease>,
     pub(super) value: Vec<u8>,
     pub(super) wait_ms: u32,
+    pub(super) delay_ms: u32,
 }
 
 #[derive(Archive, Serialize, Deserialize)]

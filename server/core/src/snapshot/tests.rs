@@ -11,7 +11,8 @@ use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Secret, ShardId, 
 use leasehold_protocol::outcome::Outcome;
 
 use super::item::{
-    End, ForcedItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem, WaiterItem,
+    End, ForcedItem, GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem,
+    WaiterItem,
 };
 use super::*;
 use crate::State;
@@ -260,11 +261,14 @@ fn hold(key: &str, lease: u64, token: u64) -> HoldItem {
         value: Vec::new(),
         since_ms: 0,
         forced: None,
+        slots: Vec::new(),
+        delay_ms: 0,
+        again: Vec::new(),
     }
 }
 
 fn floor(key: &str, floor: u64) -> Item {
-    Item::Key(KeyItem { key: key.as_bytes().to_vec(), floor })
+    Item::Key(KeyItem { key: key.as_bytes().to_vec(), floor, limit: 0 })
 }
 
 fn waiter(key: &str, place: u64, lease: u64) -> WaiterItem {
@@ -277,6 +281,7 @@ fn waiter(key: &str, place: u64, lease: u64) -> WaiterItem {
         own: None,
         value: Vec::new(),
         wait_ms: 1,
+        delay_ms: 0,
     }
 }
 
@@ -317,6 +322,12 @@ fn items_that_do_not_go_together_are_named() {
     assert_ne!(pair("j", "k") == out_of_order, pair("k", "j") == out_of_order);
     let late_key = vec![Item::Lease(lease(2)), Item::Hold(hold("k", 2, 5)), floor("k", 4)];
     assert_eq!(contradiction(late_key), "a key after its holds or waiters");
+    let twice = vec![limit("k", 3), permits(1, &[1]), {
+        let mode = Mode::permits(1);
+        Item::Hold(HoldItem { mode, slots: vec![1], ..hold("k", 3, 6) })
+    }];
+    assert_eq!(contradiction(held(twice)), "a slot is taken twice");
+    assert_eq!(contradiction(vec![ghost("k", 4), ghost("k", 4)]), "a delay comes twice");
     let late_lease =
         vec![Item::Lease(lease(2)), Item::Hold(hold("k", 2, 5)), Item::Lease(lease(3))];
     assert_eq!(contradiction(late_lease), "a lease out of order");
@@ -355,6 +366,25 @@ fn shared(token: u64) -> Item {
     Item::Hold(HoldItem { mode: Mode::SHARED, ..hold("k", 2, token) })
 }
 
+fn permits(count: u32, slots: &[u8]) -> Item {
+    let mode = Mode::permits(count);
+    Item::Hold(HoldItem { mode, slots: slots.to_vec(), ..hold("k", 2, 5) })
+}
+
+fn limit(key: &str, limit: u32) -> Item {
+    Item::Key(KeyItem { key: key.as_bytes().to_vec(), floor: 4, limit })
+}
+
+fn ghost(key: &str, token: u64) -> Item {
+    let (mode, slots, delay_ms) = (Mode::EXCLUSIVE, Vec::new(), 5);
+    Item::Ghost(GhostItem { key: key.as_bytes().to_vec(), token, mode, slots, delay_ms })
+}
+
+fn lasting(delay_ms: u32) -> Item {
+    let (mode, slots, token) = (Mode::EXCLUSIVE, Vec::new(), 5);
+    Item::Ghost(GhostItem { key: b"k".to_vec(), token, mode, slots, delay_ms })
+}
+
 fn each_is_refused(cases: Vec<(&str, Vec<Item>)>) {
     for (expected, items) in cases {
         match decode_items(items) {
@@ -375,6 +405,14 @@ fn holds_and_floors_that_do_not_go_together_are_refused() {
             held(vec![floor("k", 4), Item::Hold(hold("k", 2, 5))]),
         ),
         ("token 5 is below the floor", held(vec![floor("k", 6), shared(5)])),
+        ("a lock and a semaphore at once", held(vec![floor("k", 4), permits(1, &[1])])),
+        ("not as many slots as permits", held(vec![limit("k", 3), permits(2, &[0b1])])),
+        ("slots that cannot be", held(vec![limit("k", 3), permits(1, &[1, 0])])),
+        ("1025 permits", held(vec![limit("k", 1_025), permits(1, &[1])])),
+        ("an exclusive hold beside others", held(vec![ghost("k", 4), Item::Hold(hold("k", 2, 5))])),
+        ("a delay of 60001", held(vec![lasting(60_001)])),
+        ("a delay of 0", held(vec![lasting(0)])),
+        ("token 901 was never given", held(vec![ghost("k", 901)])),
         ("floor 901 was never given", held(vec![floor("k", 901), shared(5)])),
     ]);
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use leasehold_protocol::command::{Caller, Command, OwnLease};
+use leasehold_protocol::command::{Caller, Command, OwnLease, Want};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, Token};
@@ -13,7 +13,9 @@ use proptest::prelude::*;
 use crate::naive::{Holder, Model};
 
 const SECRET: Secret = Secret([3; 16]);
-const KEYS: [&[u8]; 3] = [b"a", b"b", b"b/1"];
+const KEYS: [&[u8]; 4] = [b"a", b"b", b"b/1", b"pool"];
+/// The keys that are mostly locks; the last is mostly a semaphore.
+const LOCKS: usize = 3;
 const WINDOW: u64 = 3 * 4096;
 
 pub(crate) fn keys() -> Vec<&'static [u8]> {
@@ -35,7 +37,7 @@ impl Arbitrary for Op {
     type Strategy = BoxedStrategy<Self>;
 
     fn arbitrary_with((): ()) -> BoxedStrategy<Self> {
-        (0_u8..44, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
+        (0_u8..60, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
             .prop_map(|(kind, who, which, how, ack)| Self { kind, who, which, how, ack })
             .boxed()
     }
@@ -69,6 +71,9 @@ impl Driver {
             36 => return end_forced(op, model),
             37..=38 => return self.time_out(op, model),
             40..=43 => self.convert(op, model),
+            44..=55 => self.acquire_all(op, model),
+            56..=57 => return set_limit(op, model),
+            58..=59 => return end_delay(op, model),
             _ => return Command::Begin { token_base: Token(7) },
         };
         self.sent.push(command.clone());
@@ -144,11 +149,39 @@ impl Driver {
         let own = op.how & 8 != 0 && op.how & 16 != 0;
         Command::Acquire {
             caller: self.caller(lease, number, op, model),
-            key: KEYS[usize::from(op.which) % KEYS.len()].to_vec(),
+            key: KEYS[usize::from(op.which) % LOCKS].to_vec(),
             mode: if op.how & 3 == 1 || op.how & 32 != 0 { Mode::SHARED } else { Mode::EXCLUSIVE },
             own: own.then_some(OwnLease { ttl_ms: 2_000, secret: SECRET }),
             value: vec![op.how; usize::from(op.how % 3)],
             wait_ms: if op.how.is_multiple_of(4) { 0 } else { 60_000 },
+        }
+    }
+
+    /// A semaphore's permits, or a lock with options.
+    fn acquire_all(&mut self, op: Op, model: &Model) -> Command {
+        let lease = self.lease(op.who, model);
+        let number = self.take_number(lease, 3);
+        let semaphore = op.which & 3 != 0;
+        let limit = if op.which == 255 { 4 } else { 3 };
+        let (key, mode, limit) = match (semaphore, op.which) {
+            (true, 250..) => (KEYS[0], Mode::permits(1), 3),
+            (true, _) => (KEYS[LOCKS], Mode::permits(1 + u32::from(op.how % 3)), limit),
+            (false, 240..) => (KEYS[LOCKS], Mode::SHARED, 0),
+            (false, _) => {
+                let mode = if op.how & 1 == 0 { Mode::EXCLUSIVE } else { Mode::SHARED };
+                (KEYS[usize::from(op.how) % LOCKS], mode, 0)
+            }
+        };
+        let reentrant = op.how & 6 != 0;
+        let own = op.how & 8 != 0 && op.how & 16 != 0;
+        let want = Want { key: key.to_vec(), mode, limit, reentrant };
+        Command::AcquireAll {
+            caller: self.caller(lease, number, op, model),
+            wants: vec![want],
+            own: own.then_some(OwnLease { ttl_ms: 2_000, secret: SECRET }),
+            value: vec![op.how; usize::from(op.how % 3)],
+            wait_ms: if op.how.is_multiple_of(4) { 0 } else { 60_000 },
+            delay_ms: if op.how & 32 == 0 { 0 } else { 5_000 },
         }
     }
 
@@ -213,7 +246,8 @@ impl Driver {
         if let Command::Acquire { caller, .. }
         | Command::Cancel { caller, .. }
         | Command::Release { caller, .. }
-        | Command::Convert { caller, .. } = &mut command
+        | Command::Convert { caller, .. }
+        | Command::AcquireAll { caller, .. } = &mut command
         {
             *caller = self.caller(caller.lease, caller.number.0, op, model);
         }
@@ -229,6 +263,7 @@ impl Driver {
         let mut command = self.sent[self.sent.len() - 1 - usize::from(op.which) % recent].clone();
         match &mut command {
             Command::Acquire { value, .. } => value.push(0xff),
+            Command::AcquireAll { wants, .. } => wants[0].reentrant ^= true,
             Command::Cancel { release_if_granted, .. } => *release_if_granted ^= true,
             Command::Release { token, .. } | Command::Convert { token, .. } => token.0 += 1,
             _ => {}
@@ -279,7 +314,9 @@ fn open(ttl_ms: u32) -> Command {
 
 fn acquire_of(command: &Command) -> Option<(LeaseId, u64)> {
     match command {
-        Command::Acquire { caller, .. } => Some((caller.lease, caller.number.0)),
+        Command::Acquire { caller, .. } | Command::AcquireAll { caller, .. } => {
+            Some((caller.lease, caller.number.0))
+        }
         _ => None,
     }
 }
@@ -310,6 +347,27 @@ fn force(op: Op, model: &Model) -> Command {
     Command::ForceRelease { key, token, who, why, now: op.ack.is_multiple_of(3) }
 }
 
+fn set_limit(op: Op, model: &Model) -> Command {
+    let key = if op.how < 230 { KEYS[LOCKS] } else { KEYS[0] };
+    let limit = model.keys.get(key).map_or(3, |entry| entry.limit);
+    let limit = if op.ack & 1 == 0 { 1 + u32::from(op.which % 4) } else { limit.clamp(1, 4) };
+    Command::SetLimit { key: key.to_vec(), limit, who: b"ops".to_vec() }
+}
+
+fn end_delay(op: Op, model: &Model) -> Command {
+    let mut all = Vec::new();
+    for (key, entry) in &model.keys {
+        all.extend(entry.ghosts.iter().map(|ghost| (key.clone(), ghost.token)));
+    }
+    match all.get(usize::from(op.which) % all.len().max(1)) {
+        Some((key, token)) => {
+            let token = Token(token.0 - u64::from(op.how % 8 == 7));
+            Command::EndDelay { key: key.clone(), token }
+        }
+        None => Command::EndDelay { key: KEYS[1].to_vec(), token: Token(101) },
+    }
+}
+
 fn end_forced(op: Op, model: &Model) -> Command {
     let (key, token) = held(op, model, !op.how.is_multiple_of(4));
     Command::EndForced { key, token }
@@ -329,6 +387,9 @@ fn kind_of(command: &Command) -> &'static str {
         Command::EndForced { .. } => "end_forced",
         Command::TimeOut { .. } => "time_out",
         Command::Convert { .. } => "convert",
+        Command::AcquireAll { .. } => "acquire_all",
+        Command::SetLimit { .. } => "set_limit",
+        Command::EndDelay { .. } => "end_delay",
     }
 }
 
@@ -360,7 +421,8 @@ pub(crate) fn cover(
     if let Command::Acquire { caller, .. }
     | Command::Cancel { caller, .. }
     | Command::Release { caller, .. }
-    | Command::Convert { caller, .. } = command
+    | Command::Convert { caller, .. }
+    | Command::AcquireAll { caller, .. } = command
     {
         cover_numbered(command, caller, outcome, (before, after), &mut count);
     }
@@ -426,6 +488,48 @@ fn cover_modes(
                 && events.iter().any(|event| matches!(event.kind, EventKind::Granted { .. })) =>
         {
             count("seen: the end of a waiting writer lets readers in");
+        }
+        Command::SetLimit { .. } if passed_on => {
+            count("seen: a limit that rises lets waiters in, or sinks and ends their wait");
+        }
+        Command::EndDelay { .. } if passed_on => count("seen: the end of a delay lets waiters in"),
+        _ => {}
+    }
+    cover_holds(command, (before, after), count);
+}
+
+fn cover_holds(command: &Command, (before, after): (&Model, &Model), count: &mut impl FnMut(&str)) {
+    let pool = |model: &Model| model.keys.get(KEYS[LOCKS]).cloned().unwrap_or_default();
+    let taken = |model: &Model| -> usize {
+        pool(model).holders.iter().map(|holder| holder.slots.len()).sum()
+    };
+    if taken(after) > pool(after).limit as usize {
+        count("seen: more permits than a lowered limit");
+    }
+    if pool(after).holders.iter().any(|holder| holder.slots.len() > 1) {
+        count("seen: a grant of several slots");
+    }
+    if pool(after).ghosts.iter().any(|_| taken(after) > 0) {
+        count("seen: a semaphore with holds and a delay");
+    }
+    let entries = |model: &Model| -> usize {
+        all_holds(model).iter().map(|(_, holder)| holder.again.len()).sum()
+    };
+    match command {
+        Command::Cancel { .. } if entries(after) + 1 == entries(before) => {
+            count("seen: a cancel that gives an entry back");
+        }
+        Command::Release { .. } if entries(after) + 1 == entries(before) => {
+            count("seen: a release that gives an entry back");
+            let first = |model: &Model| -> Vec<_> {
+                all_holds(model).iter().map(|(_, one)| (one.token, one.number)).collect()
+            };
+            if first(after) != first(before) {
+                count("seen: an entry that inherits the hold");
+            }
+        }
+        Command::Expire { .. } | Command::Close { .. } if entries(after) < entries(before) => {
+            count("seen: the end of a hold with several entries");
         }
         _ => {}
     }

@@ -1,7 +1,7 @@
 //! The naive model: the rules of DESIGN §4 in the plainest data structures, sharing no code with
 //! the crate. Slow on purpose; where it and the state machine differ, one of them is wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use leasehold_protocol::command::{Caller, Command, OwnLease};
 use leasehold_protocol::error::ErrorCode;
@@ -50,12 +50,59 @@ pub(crate) struct Entry {
     pub(crate) queue: Vec<Waiting>,
     /// What grants that join the present holders carry.
     floor: u64,
+    /// Permits of a semaphore; 0 for a lock.
+    pub(crate) limit: u32,
+    /// Lost holds that still keep their place.
+    pub(crate) ghosts: Vec<Ghost>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct Ghost {
+    pub(crate) token: Token,
+    mode: Mode,
+    slots: BTreeSet<u32>,
+    pub(crate) delay_ms: u32,
+}
+
+/// Slots as they travel.
+pub(crate) fn packed(slots: &BTreeSet<u32>) -> Vec<u8> {
+    let mut bytes = vec![0; slots.last().map_or(0, |last| *last as usize / 8 + 1)];
+    for slot in slots {
+        bytes[*slot as usize / 8] |= 1 << (slot % 8);
+    }
+    bytes
 }
 
 impl Entry {
-    /// Readers go with readers; a writer goes with nobody.
+    fn is_vacant(&self) -> bool {
+        self.holders.is_empty() && self.ghosts.is_empty() && self.queue.is_empty()
+    }
+
     fn fits(&self, mode: Mode) -> bool {
-        self.holders.iter().all(|holder| holder.mode == Mode::SHARED && mode == Mode::SHARED)
+        self.fits_beside(mode, &self.ghosts)
+    }
+
+    /// Readers go with readers; a writer goes with nobody; permits are counted.
+    fn fits_beside(&self, mode: Mode, ghosts: &[Ghost]) -> bool {
+        if let Some(permits) = mode.permit_count() {
+            let taken = self.taken_beside(ghosts).len();
+            return taken + permits as usize <= self.limit as usize;
+        }
+        let holds = self.holders.iter().map(|holder| holder.mode);
+        let mut all = holds.chain(ghosts.iter().map(|ghost| ghost.mode));
+        all.all(|present| present == Mode::SHARED && mode == Mode::SHARED)
+    }
+
+    fn taken_beside(&self, ghosts: &[Ghost]) -> BTreeSet<u32> {
+        let holds = self.holders.iter().flat_map(|holder| &holder.slots);
+        holds.chain(ghosts.iter().flat_map(|ghost| &ghost.slots)).copied().collect()
+    }
+
+    /// The first slots that nobody has.
+    fn choose(&self, mode: Mode) -> BTreeSet<u32> {
+        let taken = self.taken_beside(&self.ghosts);
+        let permits = mode.permit_count().unwrap_or(0) as usize;
+        (0..self.limit).filter(|slot| !taken.contains(slot)).take(permits).collect()
     }
 
     fn holder_of(&self, lease: LeaseId) -> Option<&Holder> {
@@ -86,6 +133,10 @@ pub(crate) struct Holder {
     value: Vec<u8>,
     since_ms: u64,
     pub(crate) forced: Option<(Vec<u8>, Vec<u8>)>,
+    pub(crate) slots: BTreeSet<u32>,
+    delay_ms: u32,
+    /// Further acquires that entered it.
+    pub(crate) again: Vec<u64>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -95,6 +146,7 @@ pub(crate) struct Waiting {
     pub(crate) mode: Mode,
     own: Option<OwnLease>,
     value: Vec<u8>,
+    delay_ms: u32,
 }
 
 /// One command being applied: its revision if it changes anything, its events.
@@ -137,7 +189,7 @@ fn attempt(
     let outcome = model
         .dispatch(&mut run, command)
         .unwrap_or_else(|(code, token)| Outcome::Refused { code, token, revision: run.revision });
-    model.keys.retain(|_, entry| !entry.holders.is_empty() || !entry.queue.is_empty());
+    model.keys.retain(|_, entry| !entry.is_vacant());
     (outcome, run.events)
 }
 
@@ -147,12 +199,24 @@ fn stripped(command: &Command) -> Command {
     if let Command::Acquire { caller, .. }
     | Command::Cancel { caller, .. }
     | Command::Release { caller, .. }
-    | Command::Convert { caller, .. } = &mut command
+    | Command::Convert { caller, .. }
+    | Command::AcquireAll { caller, .. } = &mut command
     {
         caller.floor = Number(0);
         caller.acks.clear();
     }
     command
+}
+
+fn is_acquire(command: &Command) -> bool {
+    matches!(command, Command::Acquire { .. } | Command::AcquireAll { .. })
+}
+
+impl Memory {
+    /// An acquire that was executed, not one whose cancel came first.
+    fn is_acquire(&self) -> bool {
+        self.command.as_ref().is_some_and(is_acquire)
+    }
 }
 
 impl Model {
@@ -178,7 +242,8 @@ impl Model {
             Command::Acquire { caller, .. }
             | Command::Cancel { caller, .. }
             | Command::Release { caller, .. }
-            | Command::Convert { caller, .. } => self.numbered(run, caller, command),
+            | Command::Convert { caller, .. }
+            | Command::AcquireAll { caller, .. } => self.numbered(run, caller, command),
             Command::ReleaseOwn { lease, secret, key, token } => {
                 self.may_use(*lease, secret)?;
                 let own = self.lease(*lease).own;
@@ -207,10 +272,12 @@ impl Model {
                 let Some((who, why)) = holder.and_then(|holder| holder.forced.clone()) else {
                     return Err((ErrorCode::NOT_OWNER, self.present(key)));
                 };
-                self.end_hold(run, key, *token, &EndReason::Forced { who, why });
+                self.lose_hold(run, key, *token, &EndReason::Forced { who, why });
                 self.serve(run, key);
                 Ok(Outcome::Forced { token: *token, passed_on: true, revision })
             }
+            Command::SetLimit { key, limit, who } => self.set_limit(run, key, *limit, who),
+            Command::EndDelay { key, token } => self.end_delay(run, key, *token),
             Command::TimeOut { lease, number } => {
                 if !self.is_live(*lease) {
                     return refuse(ErrorCode::LEASE_DEAD);
@@ -278,7 +345,7 @@ impl Model {
         let lease = self.lease(caller.lease);
         if let Some(memory) = lease.memory.get(&number) {
             let same = match &memory.command {
-                None => matches!(command, Command::Acquire { .. }),
+                None => is_acquire(command),
                 Some(first) => *first == stripped(command),
             };
             if !same {
@@ -292,7 +359,7 @@ impl Model {
         if number <= lease.floor && !self.is_reserved(lease, number, command) {
             return refuse(ErrorCode::NUMBER_BELOW_FLOOR);
         }
-        let reserved = if matches!(command, Command::Acquire { .. }) { 2 } else { 0 };
+        let reserved = if is_acquire(command) { 2 } else { 0 };
         if number.saturating_add(reserved) > lease.floor.saturating_add(WINDOW) {
             return refuse(ErrorCode::NUMBER_BEYOND_WINDOW);
         }
@@ -315,14 +382,14 @@ impl Model {
     fn is_reserved(&self, lease: &Lease, number: u64, command: &Command) -> bool {
         match command {
             Command::Cancel { .. } => {
-                number >= 1
-                    && lease.memory.get(&(number - 1)).is_some_and(|memory| {
-                        matches!(memory.command, Some(Command::Acquire { .. }))
-                    })
+                number >= 1 && lease.memory.get(&(number - 1)).is_some_and(Memory::is_acquire)
             }
             Command::Release { .. } => self.keys.values().any(|entry| {
                 let held = entry.holder_of(lease.id);
-                held.is_some_and(|holder| holder.number.0 + 2 == number)
+                held.is_some_and(|holder| {
+                    holder.number.0 + 2 == number
+                        || holder.again.contains(&(number.wrapping_sub(2)))
+                })
             }),
             _ => false,
         }
@@ -354,7 +421,7 @@ impl Model {
             // Whoever read the cancel's outcome knows the acquire's.
             if matches!(gone.command, Some(Command::Cancel { .. }))
                 && let Some(acquire) = lease.memory.get_mut(&(number - 1))
-                && matches!(acquire.command, Some(Command::Acquire { .. }))
+                && acquire.is_acquire()
             {
                 acquire.must_be_acked = false;
             }
@@ -368,12 +435,19 @@ impl Model {
     }
 
     fn execute(&mut self, run: &mut Run, caller: &Caller, command: &Command) -> Applied {
-        let revision = run.revision;
         match command {
             Command::Acquire { key, mode, own, value, wait_ms, .. } => {
                 let (lease, number) = (caller.lease, caller.number);
-                let asks = Waiting { lease, number, mode: *mode, own: *own, value: value.clone() };
-                self.acquire(run, key, asks, *wait_ms)
+                let (mode, value, delay_ms) = (*mode, value.clone(), 0);
+                let asks = Waiting { lease, number, mode, own: *own, value, delay_ms };
+                self.acquire(run, key, asks, (0, false), *wait_ms)
+            }
+            Command::AcquireAll { wants, own, value, wait_ms, delay_ms, .. } => {
+                let (lease, number) = (caller.lease, caller.number);
+                let want = &wants[0];
+                let (mode, value, delay_ms) = (want.mode, value.clone(), *delay_ms);
+                let asks = Waiting { lease, number, mode, own: *own, value, delay_ms };
+                self.acquire(run, &want.key, asks, (want.limit, want.reentrant), *wait_ms)
             }
             Command::Cancel { release_if_granted, .. } => {
                 self.cancel(run, caller, *release_if_granted)
@@ -382,15 +456,13 @@ impl Model {
                 if !self.holds(caller.lease, key, *token) {
                     return Err((ErrorCode::NOT_OWNER, self.present(key)));
                 }
-                let held = self.holder_under(key, *token).expect("just seen");
-                let acquired_by = held.number.0;
-                self.end_hold(run, key, *token, &EndReason::Released);
-                self.serve(run, key);
+                let acquire = caller.number.0.wrapping_sub(2);
+                let (acquired_by, outcome) = self.give_back(run, key, *token, acquire);
                 // Whoever names the token has read the grant.
                 if let Some(read) = self.lease_mut(caller.lease).memory.get_mut(&acquired_by) {
                     read.must_be_acked = false;
                 }
-                Ok(Outcome::Released { token: *token, revision })
+                Ok(outcome)
             }
             Command::Convert { key, token, mode, .. } => {
                 self.convert(run, caller.lease, key, *token, *mode)
@@ -399,19 +471,46 @@ impl Model {
         }
     }
 
-    fn acquire(&mut self, run: &mut Run, key: &[u8], asks: Waiting, wait_ms: u32) -> Applied {
+    fn acquire(
+        &mut self,
+        run: &mut Run,
+        key: &[u8],
+        asks: Waiting,
+        (limit, reentrant): (u32, bool),
+        wait_ms: u32,
+    ) -> Applied {
         let entry = self.keys.entry(key.to_vec()).or_default();
         if let Some(holder) = entry.holder_of(asks.lease) {
-            return Err((ErrorCode::ALREADY_HELD, holder.token));
+            let covers = holder.mode == asks.mode
+                || (holder.mode == Mode::EXCLUSIVE && asks.mode == Mode::SHARED);
+            if !reentrant || !covers || asks.own.is_some() {
+                return Err((ErrorCode::ALREADY_HELD, holder.token));
+            }
+            if holder.forced.is_some() {
+                return Err((ErrorCode::HOLD_FORCED, holder.token));
+            }
+            return Ok(Outcome::Granted(self.enter(run, key, &asks)));
         }
         if entry.queue.iter().any(|waiting| waiting.lease == asks.lease) {
             return refuse(ErrorCode::ALREADY_QUEUED);
+        }
+        if entry.is_vacant() {
+            entry.limit = limit;
+        }
+        if (entry.limit == 0) != (limit == 0) {
+            return refuse(ErrorCode::MODE_MISMATCH);
+        }
+        if entry.limit != limit {
+            return Err((ErrorCode::LIMIT_MISMATCH, Token(entry.limit.into())));
         }
         // Nobody overtakes who waits already.
         if entry.queue.is_empty() && entry.fits(asks.mode) {
             return Ok(Outcome::Granted(self.grant(run, key, asks)));
         }
         if wait_ms == 0 {
+            if entry.queue.is_empty() && entry.fits_beside(asks.mode, &[]) {
+                return Err((ErrorCode::DELAYED, entry.ghosts[0].token));
+            }
             return Err((ErrorCode::HELD, self.present(key)));
         }
         let position = entry.queue.len() as u32;
@@ -435,7 +534,7 @@ impl Model {
             lease.memory.insert(acquire.0, memory);
             return Ok(Outcome::Cancelled { revision });
         };
-        if !matches!(memory.command, Some(Command::Acquire { .. })) {
+        if !memory.is_acquire() {
             return refuse(ErrorCode::NOT_QUEUED);
         }
         match memory.result {
@@ -445,7 +544,11 @@ impl Model {
                 Ok(outcome)
             }
             Some(Outcome::Granted(grant)) => {
-                let held = |entry: &Entry| entry.holder_under(grant.token).is_some();
+                let held = |entry: &Entry| {
+                    entry.holder_under(grant.token).is_some_and(|holder| {
+                        holder.number == acquire || holder.again.contains(&acquire.0)
+                    })
+                };
                 let Some((key, _)) = self.keys.iter().find(|(_, entry)| held(entry)) else {
                     return refuse(ErrorCode::NOT_QUEUED);
                 };
@@ -453,11 +556,103 @@ impl Model {
                     return Ok(Outcome::Granted(grant));
                 }
                 let key = key.clone();
-                self.end_hold(run, &key, grant.token, &EndReason::Released);
-                self.serve(run, &key);
-                Ok(Outcome::Released { token: grant.token, revision })
+                Ok(self.give_back(run, &key, grant.token, acquire.0).1)
             }
             Some(outcome) => Ok(outcome),
+        }
+    }
+
+    /// One more entry of the hold that the lease has.
+    fn enter(&mut self, run: &mut Run, key: &[u8], asks: &Waiting) -> Grant {
+        let version = HoldSetVersion(self.lease(asks.lease).version);
+        let entry = self.keys.get_mut(key).expect("held");
+        let floor = entry.floor;
+        let holders = entry.holders.iter_mut();
+        let holder = holders.into_iter().find(|one| one.lease == asks.lease).expect("held");
+        holder.again.push(asks.number.0);
+        Grant {
+            lease: asks.lease,
+            token: holder.token,
+            revision: run.revision,
+            version_before: version,
+            version_after: version,
+            floor: if holder.mode == Mode::EXCLUSIVE { holder.token } else { Token(floor) },
+        }
+    }
+
+    /// Gives one entry up: that of this acquire, or the last that came. The hold ends with its
+    /// last entry.
+    fn give_back(
+        &mut self,
+        run: &mut Run,
+        key: &[u8],
+        token: Token,
+        acquire: u64,
+    ) -> (u64, Outcome) {
+        let revision = run.revision;
+        let entry = self.keys.get_mut(key).expect("held");
+        let holder = entry.holders.iter_mut().find(|one| one.token == token).expect("held");
+        let mut entries = vec![holder.number.0];
+        entries.extend(&holder.again);
+        let index = entries.iter().position(|number| *number == acquire);
+        let left = entries.remove(index.unwrap_or(entries.len() - 1));
+        if entries.is_empty() {
+            self.end_hold(run, key, token, &EndReason::Released);
+            self.serve(run, key);
+            return (left, Outcome::Released { token, revision });
+        }
+        holder.number = Number(entries.remove(0));
+        holder.again = entries;
+        (left, Outcome::Changed { token, revision })
+    }
+
+    fn set_limit(&mut self, run: &mut Run, key: &[u8], limit: u32, who: &[u8]) -> Applied {
+        let Some(entry) = self.keys.get_mut(key) else {
+            return refuse(ErrorCode::NOT_IN_USE);
+        };
+        if entry.limit == 0 {
+            return refuse(ErrorCode::MODE_MISMATCH);
+        }
+        let changed = Ok(Outcome::Changed { token: Token(0), revision: run.revision });
+        if entry.limit == limit {
+            return changed;
+        }
+        entry.limit = limit;
+        let who = who.to_vec();
+        run.events.push(EventKind::LimitChanged { key: key.to_vec(), limit, who });
+        let hopeless = |one: &Waiting| one.mode.permit_count().unwrap_or(0) > limit;
+        let (gone, stay) = entry.queue.drain(..).partition(hopeless);
+        entry.queue = stay;
+        let gone: Vec<Waiting> = gone;
+        for one in gone {
+            let (code, token) = (ErrorCode::PERMITS_ABOVE_LIMIT, Token(limit.into()));
+            let outcome = Outcome::Refused { code, token, revision: run.revision };
+            self.tell(run, key, one.lease, one.number, outcome);
+        }
+        self.serve(run, key);
+        changed
+    }
+
+    fn end_delay(&mut self, run: &mut Run, key: &[u8], token: Token) -> Applied {
+        let ghosts = self.keys.get_mut(key).map(|entry| &mut entry.ghosts);
+        let index = ghosts.as_ref().and_then(|all| all.iter().position(|one| one.token == token));
+        let Some((ghosts, index)) = ghosts.zip(index) else {
+            return refuse(ErrorCode::NOT_DELAYED);
+        };
+        ghosts.remove(index);
+        run.events.push(EventKind::DelayEnded { key: key.to_vec(), token });
+        self.serve(run, key);
+        Ok(Outcome::Changed { token, revision: run.revision })
+    }
+
+    /// What a lost hold leaves behind, if it asked for that.
+    fn haunt(&mut self, run: &mut Run, key: &[u8], lost: Holder) {
+        let Holder { token, mode, slots, delay_ms, .. } = lost;
+        if delay_ms > 0 {
+            let entry = self.keys.get_mut(key).expect("it was held");
+            entry.ghosts.push(Ghost { token, mode, slots, delay_ms });
+            entry.ghosts.sort_by_key(|ghost| ghost.token);
+            run.events.push(EventKind::DelayBegan { key: key.to_vec(), token, delay_ms });
         }
     }
 
@@ -475,8 +670,14 @@ impl Model {
         let changed = Ok(Outcome::Changed { token, revision: run.revision });
         let entry = self.keys.get_mut(key).expect("held");
         let holder = entry.holders.iter_mut().find(|holder| holder.token == token).expect("held");
+        if holder.mode.permit_count().is_some() {
+            return refuse(ErrorCode::MODE_MISMATCH);
+        }
         if holder.mode == mode {
             return changed;
+        }
+        if !holder.again.is_empty() {
+            return refuse(ErrorCode::HOLD_REENTERED);
         }
         if mode == Mode::SHARED {
             holder.mode = mode;
@@ -488,13 +689,16 @@ impl Model {
         if holder.forced.is_some() {
             return refuse(ErrorCode::HOLD_FORCED);
         }
+        if let Some(ghost) = entry.ghosts.first() {
+            return Err((ErrorCode::DELAYED, ghost.token));
+        }
         if let Some(other) = entry.holders.iter().find(|other| other.lease != lease) {
             return Err((ErrorCode::UPGRADE_CONFLICT, other.token));
         }
-        let Holder { number, value, .. } = entry.take(lease).expect("held");
+        let Holder { number, value, delay_ms, .. } = entry.take(lease).expect("held");
         let reason = EndReason::Upgraded;
         run.events.push(EventKind::Ended { key: key.to_vec(), lease, token, reason });
-        let asks = Waiting { lease, number, mode, own: None, value };
+        let asks = Waiting { lease, number, mode, own: None, value, delay_ms };
         Ok(Outcome::Granted(self.grant(run, key, asks)))
     }
 
@@ -512,13 +716,26 @@ impl Model {
         };
         let entry = self.keys.get_mut(key).expect("the key has an entry");
         assert!(entry.fits(asks.mode));
-        if entry.holders.is_empty() {
+        if entry.holders.is_empty() && entry.ghosts.is_empty() {
             entry.floor = if asks.mode == Mode::EXCLUSIVE { 0 } else { before };
         }
         let floor = if asks.mode == Mode::EXCLUSIVE { token } else { Token(entry.floor) };
-        let (number, mode, value, since_ms) = (asks.number, asks.mode, asks.value, run.wall_ms);
-        entry.put(Holder { lease, token, number, mode, value, since_ms, forced: None });
-        run.events.push(EventKind::Granted { key: key.to_vec(), lease, mode, token });
+        let (mode, slots) = (asks.mode, entry.choose(asks.mode));
+        let event =
+            EventKind::Granted { key: key.to_vec(), lease, mode, token, slots: packed(&slots) };
+        entry.put(Holder {
+            lease,
+            token,
+            number: asks.number,
+            mode,
+            value: asks.value,
+            since_ms: run.wall_ms,
+            forced: None,
+            slots,
+            delay_ms: asks.delay_ms,
+            again: Vec::new(),
+        });
+        run.events.push(event);
         Grant { lease, token, revision: run.revision, version_before, version_after, floor }
     }
 
@@ -527,7 +744,7 @@ impl Model {
         loop {
             let entry = self.keys.get_mut(key).expect("the key has an entry");
             let Some(head) = entry.queue.first() else {
-                if entry.holders.is_empty() {
+                if entry.is_vacant() {
                     run.events.push(EventKind::Vacant { key: key.to_vec() });
                 }
                 return;
@@ -558,9 +775,25 @@ impl Model {
         self.serve(run, &key);
     }
 
+    /// The end of a hold that its client agreed to, or that nobody waits for.
     fn end_hold(&mut self, run: &mut Run, key: &[u8], token: Token, reason: &EndReason) {
+        self.finish_hold(run, key, token, (reason, false));
+    }
+
+    /// The end of a hold whose client may not know.
+    fn lose_hold(&mut self, run: &mut Run, key: &[u8], token: Token, reason: &EndReason) {
+        self.finish_hold(run, key, token, (reason, true));
+    }
+
+    fn finish_hold(
+        &mut self,
+        run: &mut Run,
+        key: &[u8],
+        token: Token,
+        (reason, lost): (&EndReason, bool),
+    ) {
         let lease = self.holder_under(key, token).expect("held").lease;
-        self.keys.get_mut(key).expect("held").take(lease).expect("held");
+        let ended = self.keys.get_mut(key).expect("held").take(lease).expect("held");
         let reason = reason.clone();
         run.events.push(EventKind::Ended {
             key: key.to_vec(),
@@ -568,6 +801,9 @@ impl Model {
             token,
             reason: reason.clone(),
         });
+        if lost {
+            self.haunt(run, key, ended);
+        }
         if self.lease(lease).own {
             self.leases.retain(|one| one.id != lease);
             run.events.push(EventKind::LeaseEnded { lease, reason });
@@ -588,9 +824,13 @@ impl Model {
         claims.sort();
         for (number, key) in claims {
             let entry = self.keys.get_mut(&key).expect("it was there");
-            if let Some(Holder { token, .. }) = entry.take(id) {
+            if let Some(held) = entry.take(id) {
                 let (key, reason) = (key.clone(), reason.clone());
-                run.events.push(EventKind::Ended { key, lease: id, token, reason });
+                let (token, lost) = (held.token, reason == EndReason::LeaseExpired);
+                run.events.push(EventKind::Ended { key: key.clone(), lease: id, token, reason });
+                if lost {
+                    self.haunt(run, &key, held);
+                }
             } else {
                 entry.queue.retain(|waiting| waiting.lease != id);
                 let (code, token) = (ErrorCode::LEASE_LOST, Token(0));

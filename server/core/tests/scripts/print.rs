@@ -30,8 +30,30 @@ fn mode(mode: Mode) -> String {
     match mode {
         Mode::EXCLUSIVE => String::new(),
         Mode::SHARED => " shared".to_owned(),
-        other => format!(" mode={}", other.0),
+        other => match other.permit_count() {
+            Some(permits) => format!(" permits={permits}"),
+            None => format!(" mode={}", other.0),
+        },
     }
+}
+
+/// Slots by their numbers, neighbours as a range.
+fn slots(bytes: &[u8]) -> String {
+    if bytes.is_empty() {
+        return String::new();
+    }
+    let taken = |slot: &usize| bytes[slot / 8] >> (slot % 8) & 1 == 1;
+    let mut ranges: Vec<(usize, usize)> = Vec::new();
+    for slot in (0..bytes.len() * 8).filter(taken) {
+        match ranges.last_mut() {
+            Some((_, end)) if *end + 1 == slot => *end = slot,
+            _ => ranges.push((slot, slot)),
+        }
+    }
+    let shown = ranges.iter().map(|(first, last)| {
+        if first == last { first.to_string() } else { format!("{first}-{last}") }
+    });
+    format!(" slots={}", shown.collect::<Vec<_>>().join(","))
 }
 
 /// Only what is not the token itself is shown.
@@ -111,8 +133,18 @@ pub(crate) fn event(names: &Names, event: &Event, out: &mut String) {
         EventKind::LeaseEnded { lease: id, reason: why } => {
             format!("lease_ended {} {}", lease(names, *id), reason(why))
         }
-        EventKind::Granted { key, lease: id, token, mode: how } => {
-            format!("granted {} {} token={token}{}", text(key), lease(names, *id), mode(*how))
+        EventKind::Granted { key, lease: id, token, mode: how, slots: taken } => {
+            let (mode, slots) = (mode(*how), slots(taken));
+            format!("granted {} {} token={token}{mode}{slots}", text(key), lease(names, *id))
+        }
+        EventKind::LimitChanged { key, limit, who } => {
+            format!("limit_changed {} limit={limit} by {}", text(key), text(who))
+        }
+        EventKind::DelayBegan { key, token, delay_ms } => {
+            format!("delay_began {} token={token} delay={delay_ms}", text(key))
+        }
+        EventKind::DelayEnded { key, token } => {
+            format!("delay_ended {} token={token}", text(key))
         }
         EventKind::Converted { key, lease: id, token, mode: how } => {
             format!("converted {} {} token={token}{}", text(key), lease(names, *id), mode(*how))
@@ -152,8 +184,23 @@ pub(crate) fn key(names: &Names, info: &KeyInfo, out: &mut String) {
                 write!(line, " {name}={}", text(value)).expect("a string takes everything");
             }
         }
+        line.push_str(&slots(&holder.slots));
+        if holder.entries != 1 {
+            write!(line, " entries={}", holder.entries).expect("a string takes everything");
+        }
+        if holder.delay_ms != 0 {
+            write!(line, " delay={}", holder.delay_ms).expect("a string takes everything");
+        }
         line.push_str(if holder.own_lease { " own_lease" } else { "" });
         line.push_str(if holder.forced { " forced" } else { "" });
+    }
+    if info.limit > 0 {
+        write!(line, " limit={}", info.limit).expect("a string takes everything");
+    }
+    for delay in &info.delays {
+        let (token, mode) = (delay.token, mode(delay.mode));
+        write!(line, " delayed by token={token} delay={}{mode}", delay.delay_ms)
+            .expect("a string takes everything");
     }
     for waiter in &info.waiters {
         let id = lease(names, waiter.lease);
@@ -188,8 +235,13 @@ pub(crate) fn holds(reply: Option<HoldsReply>, out: &mut String) {
     for hold in &reply.holds {
         let forced = if hold.forced { " forced" } else { "" };
         let (key, mode) = (text(&hold.key), mode(hold.mode));
-        write!(line, " {key} token={} number={}{mode}{forced}", hold.token, hold.number)
+        let slots = slots(&hold.slots);
+        let number = hold.number;
+        write!(line, " {key} token={} number={number}{mode}{slots}{forced}", hold.token)
             .expect("a string takes everything");
+        if hold.entries != 1 {
+            write!(line, " entries={}", hold.entries).expect("a string takes everything");
+        }
     }
     for number in &reply.waits {
         write!(line, " waits number={number}").expect("a string takes everything");

@@ -212,7 +212,7 @@ fn apply_event(
                 return Err("it is not vacant");
             }
         }
-        EventKind::Converted { .. } => return Err("no profile converts"),
+        other => unreachable!("no profile has {other:?}"),
     }
     Ok(())
 }

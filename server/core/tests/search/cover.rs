@@ -60,6 +60,9 @@ fn command(command: &Command) -> &'static str {
         Command::EndForced { .. } => "end_forced",
         Command::TimeOut { .. } => "time_out",
         Command::Convert { .. } => "convert",
+        Command::AcquireAll { .. } => "acquire_all",
+        Command::SetLimit { .. } => "set_limit",
+        Command::EndDelay { .. } => "end_delay",
     }
 }
 

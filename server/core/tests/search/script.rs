@@ -72,6 +72,6 @@ fn line(world: &World, step: Move) -> String {
         Command::TimeOut { lease: waits, number } => {
             format!("time-out {} {number}", lease(world, *waits))
         }
-        Command::Convert { .. } => unreachable!("no profile converts"),
+        other => unreachable!("no profile sends {other:?}"),
     }
 }
