@@ -134,11 +134,13 @@ struct Waited {
     token: Option<Token>,
 }
 
+/// Keys that are held at a time.
+const KEYS: usize = 10;
+
 /// B33: who waits behind a holder that is gone is woken by the expiry, whatever node it asked.
 #[test]
 fn an_expiry_wakes_the_next_waiter_on_every_node() {
     const WAITERS: usize = 9;
-    const KEYS: usize = 10;
     let rounds = scaled(2, 30);
     let _alone = process::alone();
     let cluster = Cluster::start(Spec::default()).expect("a cluster");
@@ -170,8 +172,7 @@ fn an_expiry_wakes_the_next_waiter_on_every_node() {
     assert!(!woken.contains(&0), "INVALID: nobody waited at a node when a holder's time was over");
 }
 
-/// Takes each key with a lease that nobody renews, lets all wait for it, through another
-/// node than for the key before, and gives the key on from one to the next.
+/// Takes each key with a lease that nobody renews, lets all wait for it, and gives the key on from one to the next.
 fn silent_holders(
     wire: &mut Wire,
     wires: &mut [Wire],
@@ -189,7 +190,8 @@ fn silent_holders(
         held_ns.insert(key, now_ns());
         bare::grant(wire, &holder, 1, &name);
         for (index, lease) in leases.iter().enumerate() {
-            let via = key % wires.len();
+            // Of every other round's keys all waiters ask one node, else each asks another.
+            let via = (key + key / KEYS % 2 * index) % wires.len();
             let acquire = lease.acquire(number, &name, FOR_EVER);
             let id = wires[via].send(&acquire).expect("sent");
             asked.insert((via, id), (key, index, acquire));
