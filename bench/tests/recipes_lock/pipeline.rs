@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use leasehold_bench::clock::Deadline;
-use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
+use leasehold_bench::cluster::{Cluster, PATIENCE};
 use leasehold_bench::process;
 use leasehold_bench::wire::Wire;
 use leasehold_core::State;
@@ -106,7 +106,7 @@ fn every_answer_on_a_crowded_connection_is_its_own_requests() {
     const REQUESTS: usize = 300;
     let rounds = scaled(5, 100);
     let _alone = process::alone();
-    let cluster = Cluster::start(Spec::default()).expect("a cluster");
+    let cluster = Cluster::start(bare::calm()).expect("a cluster");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
     let mut wire = bare::connect(cluster.addresses(leader).client);
     let mut rng = SmallRng::seed_from_u64(42);

@@ -59,7 +59,7 @@ fn waits_that_run_out_delay_nobody_and_a_patient_one_is_not_forgotten() {
     const WAIT_MS: u32 = 200;
     let rounds = scaled(15, 3_000);
     let _alone = process::alone();
-    let cluster = Cluster::start(Spec::default()).expect("a cluster");
+    let cluster = Cluster::start(bare::calm()).expect("a cluster");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
     let mut wire = bare::connect(cluster.addresses(leader).client);
     let [holder, patient] = [(); 2].map(|()| bare::open_lease(&mut wire, TTL_MS));
@@ -256,7 +256,7 @@ fn cpu(cluster: &Cluster, id: u64) -> Duration {
 fn a_release_costs_one_grant_however_many_wait() {
     let crowds: &[usize] = scaled(&[1, 100, 1_000], &[1, 100, 1_000, 10_000]);
     let _alone = process::alone();
-    let cluster = Cluster::start(Spec::default()).expect("a cluster");
+    let cluster = Cluster::start(bare::calm()).expect("a cluster");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
     for crowd in crowds {
         let mut wire = bare::connect(cluster.addresses(leader).client);
@@ -346,7 +346,7 @@ fn a_token_stays_with_its_hold_and_a_regained_lock_has_a_larger_one() {
     const KEY: &str = "forced";
     let rounds = scaled(50, 500);
     let _alone = process::alone();
-    let cluster = Cluster::start(Spec::default()).expect("a cluster");
+    let cluster = Cluster::start(bare::calm()).expect("a cluster");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
     let mut wire = bare::connect(cluster.addresses(leader).client);
     let [mut lead, mut rival] = [(); 2].map(|()| bare::open_lease(&mut wire, LONG_TTL_MS));

@@ -12,9 +12,9 @@ use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process::{self, POLL};
 use leasehold_bench::wire::Wire;
 use leasehold_protocol::command::Command as Asked;
-use leasehold_protocol::ids::Mode;
+use leasehold_protocol::ids::{Mode, RequestId};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::{OutcomeReply, Reply, ShardStatus};
+use leasehold_protocol::reply::{Reply, ShardStatus};
 use leasehold_protocol::request::Request;
 use rustix::process::Signal;
 
@@ -49,18 +49,26 @@ fn may_mount() -> bool {
     may
 }
 
-/// Sends some requests at once and returns their outcomes, in the order of the requests.
+/// Sends some requests at once and returns their outcomes, in the order of the requests. What a
+/// change of leader leaves open is asked again under its number.
 fn all(wire: &mut Wire, requests: &[Request]) -> Vec<Outcome> {
-    let ids: Vec<_> = requests.iter().map(|request| wire.send_patiently(request)).collect();
+    let mut asked: BTreeMap<RequestId, usize> =
+        (0..requests.len()).map(|at| (wire.send_patiently(&requests[at]), at)).collect();
     let mut outcomes = BTreeMap::new();
-    while outcomes.len() < ids.len() {
-        match wire.recv(Deadline::after(PATIENCE)).expect("connected").expect("an answer") {
-            (_, Reply::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. })) => {}
-            (id, Reply::Outcome(reply)) => drop(outcomes.insert(id, reply.outcome)),
-            (_, reply) => panic!("no outcome: {reply:?}"),
+    while outcomes.len() < requests.len() {
+        let answer = wire.recv(Deadline::after(PATIENCE)).expect("connected");
+        let (id, reply) = answer.expect("an answer");
+        let at = asked[&id];
+        match reply {
+            Reply::Outcome(reply) => drop(outcomes.insert(at, reply.outcome)),
+            Reply::Error(_) => {
+                std::thread::sleep(POLL);
+                asked.insert(wire.send_patiently(&requests[at]), at);
+            }
+            reply => panic!("no outcome: {reply:?}"),
         }
     }
-    ids.iter().map(|id| outcomes[id]).collect()
+    outcomes.into_values().collect()
 }
 
 /// Fifty keys with large values, taken and given back, so that the log grows by about 200 KiB.

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use leasehold_bench::clock::Deadline;
-use leasehold_bench::cluster::{Cluster, PATIENCE};
+use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::wire::Wire;
 use leasehold_bench::{process, random};
 use leasehold_protocol::command::{Caller, Command};
@@ -35,6 +35,11 @@ pub(crate) fn long() -> bool {
 /// One of two figures, for the short and for the long form.
 pub(crate) fn scaled<T>(short: T, in_long_form: T) -> T {
     if long() { in_long_form } else { short }
+}
+
+/// A cluster that elects nobody else because a busy machine slows its leader down.
+pub(crate) fn calm() -> Spec {
+    Spec::default().flag("election-min-ms", 1_500).flag("election-max-ms", 2_400)
 }
 
 /// Waits until something is so.
