@@ -18,8 +18,8 @@ use std::time::Duration;
 use leasehold_server::disk::sim::{SimDisk, SimDiskConfig, Tear, Unsynced};
 use leasehold_server::rt::sim::SimRng;
 use leasehold_server::wal::WalConfig;
-use wal_support::{A, B, C, Call, History, State, open_with, random_calls, run};
 use wal_support::sim_env::sleep_ms;
+use wal_support::{A, B, C, Call, History, State, open_with, random_calls, run};
 
 /// Subsets tried of more than 2^10.
 const SAMPLES: u64 = 64;

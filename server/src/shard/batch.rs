@@ -157,7 +157,11 @@ fn size_of_command(command: &Command) -> usize {
             Command::ReleaseOwn { key, .. }
             | Command::EndForced { key, .. }
             | Command::EndDelay { key, .. } => key.len(),
-            Command::ForceRelease { key, who, why, .. } => key.len() + who.len() + why.len(),
+            Command::SetValue { caller: who, key, value, .. } => {
+                caller(who.acks.len()) + key.len() + value.len()
+            }
+            Command::ForceRelease { key, who, why, .. }
+            | Command::AskYield { key, who, why, .. } => key.len() + who.len() + why.len(),
             Command::Open { label, .. } => label.len(),
             Command::Close { .. }
             | Command::Begin { .. }

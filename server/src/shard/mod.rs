@@ -163,7 +163,11 @@ impl<E: Env> Shard<E> {
         match request {
             Request::Command(request) => self.command(request, to, origin),
             Request::Renew(request) => self.renew(request, to, origin),
-            Request::Get(_) | Request::List(_) | Request::Sessions(_) | Request::Holds(_) => {
+            Request::Get(_)
+            | Request::List(_)
+            | Request::Sessions(_)
+            | Request::Holds(_)
+            | Request::Claim(_) => {
                 self.read(request, to, origin);
             }
             Request::Transfer(request) => self.transfer(request, to, origin),

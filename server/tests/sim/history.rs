@@ -263,9 +263,7 @@ fn told(answer: &Answer, lease: Option<u64>) -> Outcome {
         }
         Answer::Closed { revision }
         | Answer::Forced { revision, .. }
-        | Answer::Changed { revision, .. } => {
-            Outcome::Done { revision: Some(revision.0) }
-        }
+        | Answer::Changed { revision, .. } => Outcome::Done { revision: Some(revision.0) },
         Answer::Refused { code, token, revision } => Outcome::Refused {
             code: code.name().to_owned(),
             token: Some(token.0).filter(|token| *token != 0),
