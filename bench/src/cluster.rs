@@ -28,6 +28,11 @@ use crate::{http, ports};
 /// Within this time a healthy cluster starts, elects, or catches up, on a busy two-core machine.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
+/// The documented exit code of a node that cannot have its port.
+const PORT_IN_USE: i32 = 3;
+/// How often a cluster is started anew because a port was lost.
+const STARTS_MAX: usize = 4;
+
 /// What kind of cluster to start.
 #[derive(Clone, Debug)]
 pub struct Spec {
@@ -105,13 +110,33 @@ pub struct Cluster {
 impl Cluster {
     /// Starts all nodes and waits until they are ready.
     pub fn start(spec: Spec) -> io::Result<Self> {
-        let mut cluster = Self::prepare(spec)?;
-        let ids: Vec<u64> = cluster.ids().collect();
-        for id in ids {
-            cluster.spawn(id)?;
+        for _ in 1..STARTS_MAX {
+            let mut cluster = Self::prepare(spec.clone())?;
+            match cluster.start_all() {
+                Ok(()) => return Ok(cluster),
+                // Another program of this machine took one of the ports before the node did.
+                Err(_) if cluster.lost_a_port() => cluster.keep = false,
+                Err(error) => return Err(error),
+            }
         }
-        cluster.wait_ready(PATIENCE)?;
-        Ok(cluster)
+        let mut cluster = Self::prepare(spec)?;
+        cluster.start_all().map(|()| cluster)
+    }
+
+    fn start_all(&mut self) -> io::Result<()> {
+        for id in self.ids() {
+            self.spawn(id)?;
+        }
+        self.wait_ready(PATIENCE)
+    }
+
+    /// A node ended because a port was in use.
+    fn lost_a_port(&mut self) -> bool {
+        let mut processes = self.nodes.values_mut().filter_map(|node| node.process.as_mut());
+        processes.any(|process| {
+            let status = process.try_wait().ok().flatten();
+            status.is_some_and(|status| status.code() == Some(PORT_IN_USE))
+        })
     }
 
     /// Directory, secret and ports, without a process.
@@ -217,7 +242,12 @@ impl Cluster {
 
     /// Starts a node's process and does not wait for it. Its output goes to its log.
     pub fn spawn(&mut self, id: u64) -> io::Result<()> {
-        let mut command = self.command(id)?;
+        let command = self.command(id)?;
+        self.spawn_as(id, command)
+    }
+
+    /// The same with a command that a test has made of the node's.
+    pub fn spawn_as(&mut self, id: u64, mut command: Command) -> io::Result<()> {
         let log = self.open_log(id)?;
         command.stdout(log.try_clone()?).stderr(log);
         self.node_mut(id).process = Some(Process::spawn(command)?);
@@ -274,13 +304,16 @@ impl Cluster {
             .map(|(id, _)| *id)
             .collect();
         let deadline = Deadline::after(limit);
-        for id in running {
+        for id in running.iter().copied() {
             loop {
                 if self.is_ready(id) {
                     break;
                 }
-                if let Some(status) = self.process(id)?.try_wait()? {
-                    return Err(self.failed(id, &format!("ended with {status}")));
+                // Whichever it is: the others may wait for it for ever.
+                for other in &running {
+                    if let Some(status) = self.process(*other)?.try_wait()? {
+                        return Err(self.failed(*other, &format!("ended with {status}")));
+                    }
                 }
                 if deadline.passed() {
                     return Err(self.failed(id, &format!("was not ready within {limit:?}")));

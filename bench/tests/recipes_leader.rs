@@ -6,7 +6,7 @@
 #[path = "support/bare.rs"]
 mod bare;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -23,10 +23,10 @@ use leasehold_bench::load;
 use leasehold_bench::wire::{Wire, refusal};
 use leasehold_bench::{finals, process};
 use leasehold_protocol::error::{ErrorClass, ErrorCode};
-use leasehold_protocol::ids::NodeId;
+use leasehold_protocol::ids::{NodeId, RequestId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{Reply, Role};
-use leasehold_protocol::request::Freshness;
+use leasehold_protocol::request::{Freshness, Request};
 
 fn actor(cluster: &Cluster, client: u32, nodes: &[u64], ttl_ms: u32) -> Actor {
     let endpoints = nodes.iter().map(|id| cluster.endpoint(*id)).collect();
@@ -247,7 +247,7 @@ fn a_move_into_a_dying_node_poisons_nobody() {
 #[test]
 fn a_deposed_leader_answers_what_it_owes_and_follows_by_snapshot() {
     const KEPT: u64 = 100;
-    let (rounds, requests) = (scaled(1, 20), 2_000_u64);
+    let (rounds, requests) = (scaled(1, 5), scaled(500, 2_000_u64));
     let _alone = process::alone();
     let spec = Spec { proxied_peers: true, ..Spec::default() }
         .flag("snapshot-entries", KEPT / 2)
@@ -274,7 +274,13 @@ fn a_deposed_leader_answers_what_it_owes_and_follows_by_snapshot() {
         }
         let gone = bare::own_status(&cluster, old).expect("it answers").last_index;
         let mut client = actor(&cluster, 10 + round, &others, 60_000);
-        until("the others cut what the old leader lacks", || {
+        let mut answers = VecDeque::new();
+        bare::until_within(PATIENCE * 8, "the others cut what the old leader lacks", || {
+            // What comes is read, and something is sent: a connection that is idle is closed.
+            wire.send(&Request::Ping).expect("sent");
+            while let Some(answer) = wire.recv(Deadline::after(process::POLL)).expect("connected") {
+                answers.push_back(answer);
+            }
             let held = client.acquire("busy", u32::MAX, PATIENCE).expect("granted");
             client.release(&held, PATIENCE).expect("released");
             others.iter().any(|id| {
@@ -282,44 +288,59 @@ fn a_deposed_leader_answers_what_it_owes_and_follows_by_snapshot() {
                 purged.is_ok_and(|purged| purged > (gone + KEPT) as f64)
             })
         });
-        let (mut granted, mut unanswered) = (0, 0);
-        while !open.is_empty() {
-            let (id, reply) = wire
-                .recv(Deadline::after(LIMIT))
-                .expect("connected")
-                .unwrap_or_else(|| panic!("{} requests have no answer", open.len()));
-            assert!(open.remove(&id), "an answer for each request, and one only");
-            match &reply {
-                Reply::Outcome(outcome) if matches!(outcome.outcome, Outcome::Granted(_)) => {
-                    granted += 1;
-                }
-                reply if refusal(reply).is_some() => unanswered += 1,
-                reply => panic!("not an answer to an acquire: {reply:?}"),
-            }
-        }
+        let (granted, unanswered) = count_answers(&mut wire, open, answers);
         cluster.links().heal();
-        until("the old leader has a snapshot of the new one", || installed() > before);
+        bare::until_within(PATIENCE * 4, "a snapshot of the new leader", || installed() > before);
         until("all nodes agree", || agree(&cluster));
         println!("round {round}: {granted} granted, {unanswered} refused or unknown");
         assert!(unanswered > 0, "INVALID: the cut came after the last answer");
-        bare::open_lease(&mut wire, 60_000);
+        bare::open_lease(&mut bare::connect(cluster.addresses(old).client), 60_000);
     }
     let after: Vec<_> = cluster.ids().map(|id| cluster.pid(id)).collect();
     assert_eq!(pids, after);
     bare::assert_no_panic(&cluster);
 }
 
+/// One answer for each of these requests: how many are grants, and how many are not.
+fn count_answers(
+    wire: &mut Wire,
+    mut open: BTreeSet<RequestId>,
+    mut answers: VecDeque<(RequestId, Reply)>,
+) -> (u64, u64) {
+    let (mut granted, mut unanswered) = (0, 0);
+    while !open.is_empty() {
+        let answer = match answers.pop_front() {
+            Some(answer) => Some(answer),
+            None => wire.recv(Deadline::after(LIMIT)).expect("connected"),
+        };
+        let (id, reply) =
+            answer.unwrap_or_else(|| panic!("{} requests have no answer", open.len()));
+        if reply == Reply::Pong {
+            continue;
+        }
+        assert!(open.remove(&id), "an answer for each request, and one only");
+        match &reply {
+            Reply::Outcome(outcome) if matches!(outcome.outcome, Outcome::Granted(_)) => {
+                granted += 1;
+            }
+            reply if refusal(reply).is_some() => unanswered += 1,
+            reply => panic!("not an answer to an acquire: {reply:?}"),
+        }
+    }
+    (granted, unanswered)
+}
+
 /// B26: far more requests than the cluster can do cost nobody a session, and the leader its place.
 #[test]
 fn overload_costs_no_session_and_no_leadership() {
     let connections = scaled(48, 200);
-    let (excess, run_ms) = scaled((2.0, 4_000), (3.0, 120_000));
+    let (excess, run_ms) = scaled((3.0, 6_500), (3.0, 30_000));
     let _alone = process::alone();
     // Heartbeats that wait behind requests would miss even these times within seconds.
     let spec = Spec::default()
         .flag("heartbeat-ms", 200)
-        .flag("election-min-ms", 1_500)
-        .flag("election-max-ms", 2_500)
+        .flag("election-min-ms", 1_000)
+        .flag("election-max-ms", 1_500)
         .flag("watchdog-ms", 20_000);
     let cluster = Cluster::start(spec).expect("a cluster");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
@@ -327,35 +348,33 @@ fn overload_costs_no_session_and_no_leadership() {
         mode: load::Mode::Closed { in_flight: 32 },
         connections: 48,
         keys: 64,
-        ttl_ms: scaled(3_000, 5_000),
+        ttl_ms: scaled(6_000, 10_000),
         value_len: 16,
         warm_up_ms: 300,
         run_ms: 1_000,
     };
     let addr = cluster.addresses(leader).client;
     let before = bare::term(&cluster);
-    let mut capacity = load::run(addr, closed).expect("a measurement").ops_per_s;
-    let overload = |ops_per_s, run_ms| {
-        let mode = load::Mode::Open { ops_per_s };
+    let capacity = load::run(addr, closed).expect("a measurement").ops_per_s;
+    let mut asked = excess * capacity;
+    let outcome = loop {
+        let mode = load::Mode::Open { ops_per_s: asked };
         let plan = load::Plan { mode, connections, keys: 6_000, run_ms, ..closed };
         // It fails if any renewal is refused.
-        load::run(addr, plan).expect("every session is renewed")
-    };
-    // Batches are larger under load: more may be possible than a closed loop shows.
-    for _ in 0..5 {
-        let done = overload(2.0 * capacity, 500).ops_per_s;
-        if done < 1.5 * capacity {
-            break;
+        let outcome = load::run(addr, plan).expect("every session is renewed");
+        println!(
+            "{asked:.0} operations a second asked for, {:.0} done; {} unfinished, refused: {:?}",
+            outcome.ops_per_s, outcome.unfinished, outcome.errors
+        );
+        // Refused, or more than a second's work left: there was no keeping up.
+        let refused = outcome.errors.contains_key(ErrorCode::BUSY.name());
+        if refused || outcome.unfinished as f64 > outcome.ops_per_s {
+            break outcome;
         }
-        capacity = done;
-    }
-    let outcome = overload(excess * capacity, run_ms);
-    assert!(outcome.ops_per_s < 0.8 * excess * capacity, "INVALID: that was no overload");
-    println!(
-        "{capacity:.0} operations a second possible, {excess} times that asked for, {:.0} done; \
-         {} unfinished, refused: {:?}",
-        outcome.ops_per_s, outcome.unfinished, outcome.errors
-    );
+        // Larger batches do more than a closed loop shows, and the machine may be less busy now.
+        asked *= 2.0;
+        assert!(asked < 100.0 * capacity, "INVALID: no overload is reached");
+    };
     for code in [ErrorCode::LEASE_DEAD, ErrorCode::LEASE_LOST, ErrorCode::NOT_LEADER] {
         assert_eq!(outcome.errors.get(code.name()), None, "{:?}", outcome.errors);
     }

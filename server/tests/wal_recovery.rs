@@ -4,13 +4,17 @@
 
 mod wal_support;
 
+use std::cell::Cell;
 use std::io::ErrorKind;
+use std::rc::Rc;
 use std::time::Duration;
 
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId};
 use leasehold_server::disk::sim::{Io, SimDisk, SimDiskConfig, Tear};
 use leasehold_server::env::Disk;
+use leasehold_server::rt::sim::SimRt;
 use leasehold_server::wal::{BLOB_LEN_MAX, WalConfig, WalError, WalIdentity};
+use openraft::AsyncRuntime;
 use wal_support::sim_env::sleep_ms;
 use wal_support::{
     A, B, C, Call, History, IDENTITY, ShardId, State, open, open_as, open_with, recover, run,
@@ -243,6 +247,32 @@ fn what_recovery_hands_out_is_durable() {
     disk.kill_process();
     let found = recover(&disk).unwrap();
     assert_eq!(history.check(5, &found), 9, "the page cache outlives the process");
+    disk.lose_power(&[], 0);
+    assert_eq!(recover(&disk).unwrap(), found);
+}
+
+/// A process is killed while it syncs a header; the next one finds that header, uses the segment for
+/// nothing and goes on to another. The header must not vanish afterwards: the segment would then be
+/// one without a header below one that has one, which is damage.
+#[test]
+fn a_header_whose_sync_was_cut_off_cannot_vanish_later() {
+    let (disk, history) = five_entries(true);
+    run(1, async {
+        let (stored, hanging) = (Rc::new(Cell::new(false)), disk.clone());
+        let header_stored = stored.clone();
+        disk.observe_stores(move |_| {
+            header_stored.set(true);
+            hang_syncs(&hanging);
+        });
+        let opening = open_with(small(), &disk);
+        assert!(SimRt::timeout(Duration::from_secs(1), opening).await.is_err(), "it hangs");
+        assert!(stored.get(), "the header was stored");
+    });
+    disk.observe_stores(|_| {});
+    disk.set_config(SimDiskConfig::default());
+    disk.kill_process();
+    let found = recover(&disk).unwrap();
+    history.check(5, &found);
     disk.lose_power(&[], 0);
     assert_eq!(recover(&disk).unwrap(), found);
 }

@@ -205,6 +205,7 @@ mod tests {
     use super::super::build::{Key, Run, S};
     use super::super::{Needs, Verdict};
     use super::check;
+    use crate::history::OpKind;
 
     fn verdict(run: &Run) -> Verdict {
         check(&run.history(), &Needs { acked: 1, ..Needs::default() }).verdict()
@@ -293,6 +294,21 @@ mod tests {
         run.end(9 * S, 11, keys, &[(11, 7), (11, 7)]);
         let needs = Needs { nodes: 3, ..Needs::default() };
         assert_eq!(check(&run.history(), &needs).verdict(), Verdict::Invalid);
+    }
+
+    #[test]
+    fn a_late_copy_that_finds_its_number_or_lease_over_contradicts_nothing() {
+        let answered = |code| {
+            let mut run = held();
+            run.grant_at((3, 4), "a", 8, (None, 12), (S, 2 * S));
+            let kind = OpKind::Acquire { wait_ms: 0 };
+            run.refused(3, "a", kind, code, (S, 3 * S)).number = Some(4);
+            run.end(9 * S, 12, &[("k", &[(1, 5)], &[(2, 1)])], &[]);
+            verdict(&run)
+        };
+        assert_eq!(answered("number_below_floor"), Verdict::Ok);
+        assert_eq!(answered("lease_dead"), Verdict::Ok);
+        assert_eq!(answered("held"), Verdict::Violation);
     }
 
     #[test]

@@ -184,6 +184,15 @@ mod tests {
     }
 
     #[test]
+    fn a_grant_that_was_answered_on_two_connections_is_one_hold() {
+        let mut run = Run::new();
+        run.renew(1, 50 * S, 0, 1);
+        run.grant(1, "k", 5, 0, S);
+        run.grant(1, "k", 5, 0, 2 * S);
+        assert_eq!(check(&run.history(), &Needs::default()).verdict(), Verdict::Ok);
+    }
+
+    #[test]
     fn a_forced_hold_is_sure_as_long_as_its_client_says_unless_it_was_forced_at_once() {
         let forced = |now| {
             let mut run = Run::new();

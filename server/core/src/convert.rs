@@ -10,6 +10,7 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{LeaseId, Mode, Revision, Token};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 use leasehold_protocol::shard::{check_key, check_mode};
 
 use crate::blob::Key;
@@ -74,7 +75,10 @@ impl State {
         self.edit_hold(key, lease, |hold| hold.mode = mode);
         self.set_own(key, token.0, 0);
         self.emit(step, EventKind::Converted { key: key.to_vec(), lease, token, mode });
-        self.hand_over(step, key);
+        // Planted (G4): shared waiters whom the hold would now let in wait on.
+        if !planted!("downgrade-wakes-nobody") {
+            self.hand_over(step, key);
+        }
         Outcome::Changed { token, revision: Revision(self.revision) }
     }
 

@@ -170,7 +170,10 @@ impl State {
         outcome: Outcome,
     ) {
         let key = self.drop_wait(step, lease, number, outcome);
-        self.hand_over(step, &key);
+        // Planted (G4): shared waiters behind a cancelled writer wait on.
+        if !planted!("cancelled-writer-blocks") {
+            self.hand_over(step, &key);
+        }
     }
 
     /// Ends a live lease's wait; passing the key on is the caller's to do.

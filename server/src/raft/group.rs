@@ -23,7 +23,6 @@ use leasehold_protocol::{peer, planted};
 use openraft::async_runtime::{Select2, WatchReceiver};
 use openraft::errors::{ClientWriteError, Fatal, ForwardReason, InitializeError, RaftError};
 use openraft::impls::OneshotResponder;
-use openraft::raft::ReadPolicy;
 use openraft::{AsyncRuntime, Raft, ServerState};
 
 use super::compact::{Compactor, Cuts};
@@ -340,7 +339,9 @@ impl<E: Env> Group<E> {
         }
         // Planted (G1, G7): the engine's own stamp, which a late answer to an earlier request moves.
         if planted!("confirmed-by-the-engine") {
-            while self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await.is_err() {
+            let asked = <<E::Rt as AsyncRuntime>::Instant as openraft_rt::Instant>::now();
+            let acked = || self.raft.metrics().borrow_watched().last_quorum_acked;
+            while acked().is_none_or(|acked| *acked < asked) {
                 if self.leadership() != Some(leadership) {
                     return Err(ConfirmError::NotLeader);
                 }

@@ -99,7 +99,9 @@ async fn sync_and_complete<E: Env>(
     // Planted (G5): the callbacks are called first, the sync comes after.
     if planted!("ack-before-sync") {
         let early = inner.staging.borrow_mut().complete(stored);
-        early.into_iter().for_each(|done| done(Ok(())));
+        for done in early {
+            done(Ok(()));
+        }
         inner.progress.notify();
         return if writer.is_dirty() { writer.sync().await } else { Ok(()) };
     }

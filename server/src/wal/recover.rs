@@ -4,7 +4,7 @@
 //! be gone after the next one:
 //!
 //! 1. read and judge everything; nothing on disk changes before it is known to be sound;
-//! 2. sync the accepted prefix;
+//! 2. sync the accepted prefix and the newest header;
 //! 3. store and sync the header of a new segment, which names the cut;
 //! 4. sync the directory, so that the new segment itself stays;
 //! 5. store and sync its opening: a checkpoint, and the entries carried forward;
@@ -17,7 +17,7 @@
 //! new one, and their segments become deletable: a node that starts again and again does not leave
 //! a segment behind each time.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use leasehold_protocol::ids::ShardId;
@@ -66,11 +66,7 @@ pub(crate) async fn open<E: Env>(
     if let Some(torn_tail) = &torn_tail {
         tracing::warn!(core = identity.core, "the WAL is cut at {torn_tail}, never acknowledged");
     }
-    // Planted (G5): what was read may sit in a cache, and be gone after the next crash.
-    if head.number != 0 && !planted!("recovery-without-sync") {
-        let name = segment_name(head.number);
-        disk.sync_file(&name).await.map_err(|source| WalError::io("sync", &name, source))?;
-    }
+    make_durable(&disk, [head.number, survey.newest()]).await?;
     let carry = Carry::choose(&ledger, &entries, carry_len_max(&ledger, config.segment_len));
     let kept = ledger.segments_up_to(carry.base.number);
     let kept_max = config.segments_max + SEGMENTS_RESERVE;
@@ -84,6 +80,20 @@ pub(crate) async fn open<E: Env>(
     let inner = Rc::new(inner);
     let writer = begin(&inner, blank, head, &carry, &entries).await.map_err(failed)?;
     Ok(Opened { inner, writer, entries })
+}
+
+/// Syncs the segment in which the log ends, and the newest: a process that was killed while it synced
+/// a header leaves one that is to be read and can still vanish. Beside the header that is written
+/// next, its segment would then look like one that lost its own.
+async fn make_durable<D: Disk>(disk: &D, numbers: [u64; 2]) -> Result<(), WalError> {
+    for number in BTreeSet::from(numbers) {
+        // Planted (G5): what was read may sit in a cache, and be gone after the next crash.
+        if number != 0 && !planted!("recovery-without-sync") {
+            let name = segment_name(number);
+            disk.sync_file(&name).await.map_err(|source| WalError::io("sync", &name, source))?;
+        }
+    }
+    Ok(())
 }
 
 /// Bytes of older segments' entries that are copied forward at most: a quarter of a segment, less if

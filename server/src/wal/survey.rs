@@ -81,6 +81,11 @@ impl Survey {
         }
     }
 
+    /// The newest segment with a header; 0 if there is none.
+    pub(crate) fn newest(&self) -> u64 {
+        self.headers.last_key_value().map_or(0, |(number, _)| *number)
+    }
+
     /// The highest number that any segment file has; 0 if there is none.
     pub(crate) fn number_max(&self) -> u64 {
         let newest = self.headers.keys().last();

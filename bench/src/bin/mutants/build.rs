@@ -1,4 +1,4 @@
-//! Builds the workspace's tests with faults in them.
+//! Builds the workspace's tests with faults in them, each when it is first wanted.
 //!
 //! Cargo runs the workspace's own crates, and only those, through the program that
 //! `RUSTC_WORKSPACE_WRAPPER` names, and tells builds apart by its path. So there is one small script
@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 use serde::Deserialize;
 
-use crate::programs::{self, Program};
+use crate::programs::Program;
 
 /// All faults are in the build, asleep.
 pub(crate) const ALL: &str = "all";
@@ -22,11 +22,15 @@ pub(crate) const NONE: &str = "none";
 
 /// The programs of one build.
 pub(crate) struct Build {
+    root: PathBuf,
+    target: PathBuf,
+    planted: &'static str,
+    wrapper: OsString,
     /// By package and target; with the directory of the package.
     programs: BTreeMap<(String, String), (PathBuf, PathBuf)>,
     /// What the workspace's own crates left in the target directory.
     files: Vec<PathBuf>,
-    pub(crate) bin_dir: PathBuf,
+    has_bins: bool,
 }
 
 /// What cargo says of one thing that it built.
@@ -54,37 +58,67 @@ struct Profile {
 }
 
 impl Build {
-    /// Builds the tests of all tiers, and the programs that they start.
-    pub(crate) fn make(root: &Path, target: &Path, planted: &str) -> io::Result<Self> {
-        println!("building with planted: {planted}");
-        let wrapper = wrapper(target, planted)?;
+    /// Nothing is built yet.
+    pub(crate) fn new(root: &Path, target: &Path, planted: &'static str) -> io::Result<Self> {
+        Ok(Self {
+            root: root.to_owned(),
+            target: target.to_owned(),
+            planted,
+            wrapper: wrapper(target, planted)?,
+            programs: BTreeMap::new(),
+            files: Vec::new(),
+            has_bins: false,
+        })
+    }
+
+    /// A test program, built if it was not yet, and the directory in which cargo would run it.
+    pub(crate) fn program(&mut self, program: &Program) -> io::Result<(PathBuf, PathBuf)> {
+        let name = (program.package.to_owned(), program.target.to_owned());
+        if !self.programs.contains_key(&name) {
+            if program.needs_bins() && !self.has_bins {
+                self.cargo(&["build", "--workspace", "--bins"])?;
+                self.has_bins = true;
+            }
+            match program.target {
+                "lib" => self.cargo(&["test", "--no-run", "--workspace", "--lib"])?,
+                test => self.cargo(&["test", "--no-run", "--workspace", "--test", test])?,
+            }
+        }
+        let built = self.programs.get(&name).cloned();
+        built.ok_or_else(|| io::Error::other(format!("{program} is not among what was built")))
+    }
+
+    /// Where the programs are that the tests start.
+    pub(crate) fn bin_dir(&self) -> PathBuf {
+        self.target.join("debug")
+    }
+
+    fn cargo(&mut self, arguments: &[&str]) -> io::Result<()> {
         let output = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()))
-            .args(["test", "--workspace", "--no-run", "--message-format=json-render-diagnostics"])
-            .arg("--lib")
-            .args(programs::targets().flat_map(|target| ["--test", target]))
-            .current_dir(root)
-            .env("RUSTC_WORKSPACE_WRAPPER", wrapper)
-            .env("CARGO_TARGET_DIR", target)
+            .args(arguments)
+            .args(["--quiet", "--message-format=json-render-diagnostics"])
+            .current_dir(&self.root)
+            .env("RUSTC_WORKSPACE_WRAPPER", &self.wrapper)
+            .env("CARGO_TARGET_DIR", &self.target)
             // What nobody looks at need not be built.
             .env("CARGO_PROFILE_DEV_DEBUG", "0")
             .env("CARGO_INCREMENTAL", "0")
             .stderr(Stdio::inherit())
             .output()?;
         if !output.status.success() {
-            return Err(io::Error::other(format!("the build with {planted} planted failed")));
+            let text = format!("cargo {} with {} planted", arguments.join(" "), self.planted);
+            return Err(io::Error::other(format!("{text} failed")));
         }
-        let bin_dir = target.join("debug");
-        let mut build = Self { programs: BTreeMap::new(), files: Vec::new(), bin_dir };
         for line in output.stdout.split(|byte| *byte == b'\n') {
             if let Ok(message) = serde_json::from_slice(line) {
-                build.add(root, message);
+                self.add(message);
             }
         }
-        Ok(build)
+        Ok(())
     }
 
-    fn add(&mut self, root: &Path, message: Message) {
-        let ours = message.manifest_path.starts_with(root);
+    fn add(&mut self, message: Message) {
+        let ours = message.manifest_path.starts_with(&self.root);
         let (true, Some(target), "compiler-artifact") = (ours, message.target, &*message.reason)
         else {
             return;
@@ -92,22 +126,13 @@ impl Build {
         self.files.extend(message.filenames);
         let is_test = message.profile.is_some_and(|profile| profile.test);
         let (true, Some(executable)) = (is_test, message.executable) else { return };
-        let dir = message.manifest_path.parent().unwrap_or(root).to_owned();
+        let dir = message.manifest_path.parent().unwrap_or(&self.root).to_owned();
         let package = std::fs::read_to_string(&message.manifest_path).unwrap_or_default();
         let package = package.lines().find_map(|line| line.strip_prefix("name = "));
         let package = package.unwrap_or_default().trim_matches('"').to_owned();
         let is_lib = target.kind.iter().any(|kind| kind.ends_with("lib"));
         let name = if is_lib { "lib".to_owned() } else { target.name };
         self.programs.insert((package, name), (executable, dir));
-    }
-
-    /// A program, and the directory in which cargo would run it.
-    pub(crate) fn program(&self, program: &Program) -> io::Result<(&Path, &Path)> {
-        let name = (program.package.to_owned(), program.target.to_owned());
-        match self.programs.get(&name) {
-            Some((executable, dir)) => Ok((executable, dir)),
-            None => Err(io::Error::other(format!("{program} is not among what was built"))),
-        }
     }
 
     /// Frees the disk.

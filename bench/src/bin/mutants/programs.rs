@@ -1,6 +1,5 @@
 //! The test programs, and the tiers in which they are run: the cheapest first.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -13,6 +12,13 @@ pub(crate) struct Program {
     pub(crate) arguments: &'static [&'static str],
     /// Whoever takes longer hangs.
     pub(crate) limit: Duration,
+}
+
+impl Program {
+    /// It starts the workspace's own programs.
+    pub(crate) fn needs_bins(&self) -> bool {
+        self.package == BENCH || self.package == CLIENT && self.target != "lib"
+    }
 }
 
 impl fmt::Display for Program {
@@ -50,7 +56,7 @@ pub(crate) enum Tier {
     LongSimulator,
 }
 
-const LIMIT: Duration = Duration::from_secs(300);
+const LIMIT: Duration = Duration::from_mins(5);
 
 const fn program(package: &'static str, target: &'static str) -> Program {
     Program { package, target, arguments: &[], limit: LIMIT }
@@ -107,23 +113,9 @@ static PROCESS_TESTS: [Program; 4] = [
 static LONG_SIMULATOR: [Program; 1] =
     [Program { arguments: &["--seeds", "100"], limit: LONG, ..program(SERVER, "sim") }];
 
-const LONG: Duration = Duration::from_secs(1_800);
+const LONG: Duration = Duration::from_mins(30);
 
 impl Tier {
-    const ALL: [Self; 11] = [
-        Self::Protocol,
-        Self::Core,
-        Self::Server,
-        Self::Wal,
-        Self::Raft,
-        Self::Shard,
-        Self::Simulator,
-        Self::Client,
-        Self::Cluster,
-        Self::Processes,
-        Self::LongSimulator,
-    ];
-
     pub(crate) fn programs(self) -> &'static [Program] {
         match self {
             Self::Protocol => &PROTOCOL_TESTS,
@@ -139,11 +131,4 @@ impl Tier {
             Self::LongSimulator => &LONG_SIMULATOR,
         }
     }
-}
-
-/// The names of all test targets but `lib`.
-pub(crate) fn targets() -> impl Iterator<Item = &'static str> {
-    let all: BTreeSet<&str> =
-        Tier::ALL.iter().flat_map(|tier| tier.programs()).map(|program| program.target).collect();
-    all.into_iter().filter(|target| *target != "lib")
 }

@@ -33,7 +33,7 @@ pub(crate) struct Run {
 
 /// Runs a program with a fault awake, or none. It is killed at its first failure, and at its limit.
 pub(crate) fn run(
-    build: &Build,
+    build: &mut Build,
     program: &Program,
     fault: Option<&str>,
     logs: &Path,
@@ -50,9 +50,9 @@ pub(crate) fn run(
     let mut command = Command::new(executable);
     command
         .args(program.arguments)
-        .current_dir(dir)
-        .env("CARGO_MANIFEST_DIR", dir)
-        .env(BIN_DIR_VAR, &build.bin_dir)
+        .current_dir(&dir)
+        .env("CARGO_MANIFEST_DIR", &dir)
+        .env(BIN_DIR_VAR, build.bin_dir())
         .env("PLANTED_NOTE", &note)
         .env_remove("PLANTED_FAULT")
         .stdin(Stdio::null())
