@@ -329,7 +329,11 @@ fn a_token_stays_with_its_hold_and_a_regained_lock_has_a_larger_one() {
         renew(&mut wire, &lead);
     }
     match bare::outcome(&mut wire, &lead.acquire(4, KEY, 0)) {
-        Outcome::Refused { code: leasehold_protocol::error::ErrorCode::ALREADY_HELD, token, .. } => {
+        Outcome::Refused {
+            code: leasehold_protocol::error::ErrorCode::ALREADY_HELD,
+            token,
+            ..
+        } => {
             assert_eq!(token, held.token, "an acquire of the holder");
         }
         outcome => panic!("held twice: {outcome:?}"),

@@ -192,9 +192,8 @@ fn broken_connections_touch_nobody_elses_bytes() {
 }
 
 /// The first bytes of a frame that announces more than follows.
-const HALF: &[u8] = &[
-    60, 0, 0, 0, 0x4c, 0x53, 0x48, 0x44, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7,
-];
+const HALF: &[u8] =
+    &[60, 0, 0, 0, 0x4c, 0x53, 0x48, 0x44, 1, 0, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 7, 7, 7, 7, 7, 7, 7];
 
 /// Takes keys with values that only it writes, and reads them again.
 fn neighbour(addr: std::net::SocketAddr, who: u8, over: &AtomicBool, checked: &AtomicU64) {
@@ -283,7 +282,8 @@ fn run_out(wire: &mut Wire, waiter: &mut Lease, number: &mut u64) {
             loop {
                 let answer = wire.recv(Deadline::after(PATIENCE)).expect("connected");
                 match answer.expect("an answer") {
-                    (_, Reply::Outcome(reply)) if matches!(reply.outcome, Outcome::Queued { .. }) => {}
+                    (_, Reply::Outcome(reply))
+                        if matches!(reply.outcome, Outcome::Queued { .. }) => {}
                     (answered, Reply::Outcome(reply)) if answered == id => break reply.outcome,
                     other => panic!("another's: {other:?}"),
                 }
