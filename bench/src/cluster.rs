@@ -242,7 +242,12 @@ impl Cluster {
 
     /// Starts a node's process and does not wait for it. Its output goes to its log.
     pub fn spawn(&mut self, id: u64) -> io::Result<()> {
-        let mut command = self.command(id)?;
+        let command = self.command(id)?;
+        self.spawn_as(id, command)
+    }
+
+    /// The same with a command that a test has made of the node's.
+    pub fn spawn_as(&mut self, id: u64, mut command: Command) -> io::Result<()> {
         let log = self.open_log(id)?;
         command.stdout(log.try_clone()?).stderr(log);
         self.node_mut(id).process = Some(Process::spawn(command)?);

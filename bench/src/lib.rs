@@ -9,6 +9,7 @@ pub mod check;
 pub mod clock;
 pub mod cluster;
 pub mod contention;
+pub mod deny;
 pub mod failover;
 pub mod finals;
 pub mod history;

@@ -53,10 +53,20 @@ fn account(cluster: &Cluster, id: u64, lease: LeaseId) -> Account {
 /// and without renewals it ends after the last.
 #[test]
 fn a_third_failover_gives_no_more_time_than_the_first() {
-    const FAILOVERS: u64 = 3;
-    let ttl_ms: u32 = scaled(2_000, 120_000);
+    let mut ttl_ms: u32 = scaled(2_000, 120_000);
     let _alone = process::alone();
     let mut cluster = Cluster::start(Spec::default()).expect("a cluster");
+    while !ends_after_three_failovers(&mut cluster, ttl_ms) {
+        // It ran out while this machine was slow: a longer one does not.
+        ttl_ms *= 3;
+        assert!(ttl_ms < 200_000, "INVALID: no lease lives for three failovers");
+    }
+}
+
+/// False if the lease ended before three failovers were made.
+fn ends_after_three_failovers(cluster: &mut Cluster, ttl_ms: u32) -> bool {
+    const FAILOVERS: u64 = 3;
+    cluster.wait_ready(PATIENCE).expect("ready");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
     let lease = bare::open_lease(&mut bare::connect(cluster.addresses(leader).client), ttl_ms);
     let (mut failovers, mut rises, mut last_ms) = (0, 0, ttl_ms);
@@ -64,11 +74,13 @@ fn a_third_failover_gives_no_more_time_than_the_first() {
     loop {
         let mut told = false;
         for id in cluster.ids() {
-            let left_ms = match account(&cluster, id, lease.id) {
+            let left_ms = match account(cluster, id, lease.id) {
                 Account::Nothing => continue,
                 Account::Left(left_ms) => left_ms,
                 Account::Ended => {
-                    assert_eq!(failovers, FAILOVERS, "it ended before the last failover");
+                    if failovers < FAILOVERS {
+                        return false;
+                    }
                     assert!(rises <= failovers, "{rises} rises in {failovers} failovers");
                     assert!(rises > 0, "INVALID: no failover was seen");
                     let late_ms = to_ms(now_ns() - killed_ns) - f64::from(ttl_ms);
@@ -76,7 +88,7 @@ fn a_third_failover_gives_no_more_time_than_the_first() {
                         "TTL {ttl_ms} ms: {rises} rises in {failovers} failovers, the end \
                          {late_ms:.0} ms after the last kill + TTL"
                     );
-                    return;
+                    return true;
                 }
             };
             told = true;

@@ -99,8 +99,9 @@ pub fn run(addr: SocketAddr, plan: Plan) -> io::Result<Outcome> {
     assert!(plan.connections > 0, "a run has connections");
     let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let mut connections = Vec::with_capacity(plan.connections);
-    for index in 0..plan.connections {
-        let connection = Connection::open(addr, index, plan)?;
+    let keys: Vec<_> = (0..plan.connections).map(|index| connection::keys(index, plan)).collect();
+    for (index, keys) in keys.into_iter().enumerate() {
+        let connection = Connection::open(addr, index, plan, keys)?;
         let data = epoll::EventData::new_u64(index as u64);
         let interest = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&epoll, connection.as_fd(), data, interest)?;

@@ -172,7 +172,14 @@ impl Core {
             let verdict = exchange.verdict();
             return self.finish(id, Err(verdict), self.now);
         }
-        if matches!(exchange.owner, Owner::Call(_) | Owner::Open(_))
+        // What concerns a live lease goes on as long as it may live; but an acquire that was never
+        // sent has no effect to wait for.
+        let may_end = match exchange.owner {
+            Owner::Call(_) | Owner::Open(_) => true,
+            Owner::Acquire(_) => exchange.attempts == 0,
+            _ => false,
+        };
+        if may_end
             && let Some(refusal) = self.router.all_refused()
         {
             let refusal = refusal.clone();

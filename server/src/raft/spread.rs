@@ -12,7 +12,7 @@ use openraft::AsyncRuntime;
 use openraft::async_runtime::WatchReceiver;
 
 use super::group::Group;
-use super::types::Member;
+use super::types::{Leadership, Member};
 use crate::env::Env;
 
 /// Longest wait for the chosen node to have the log.
@@ -57,7 +57,7 @@ impl<E: Env> Group<E> {
                 }
                 let replication = now.replication.as_ref();
                 let matched = replication.and_then(|all| all.get(&to.0).copied().flatten());
-                let first = self.leadership().map(|leadership| leadership.leader_id());
+                let first = self.leadership().map(Leadership::leader_id);
                 if matched.is_some_and(|matched| Some(matched.leader_id) == first) {
                     return true;
                 }

@@ -127,7 +127,7 @@ impl<'a> Injector<'a> {
         if !self.world.is_alive(machine.domain) {
             return false;
         }
-        if self.leads(&machine) {
+        if Self::leads(&machine) {
             self.cluster.coverage.count(Seen::LeaderKilled);
         }
         let death = if fault == Fault::LosePower { Death::PowerLost } else { Death::Killed };
@@ -142,7 +142,7 @@ impl<'a> Injector<'a> {
             _ => Some(self.any()),
         };
         let Some(machine) = machine else { return false };
-        if self.leads(&machine) && spell > ELECTION {
+        if Self::leads(&machine) && spell > ELECTION {
             self.cluster.coverage.count(Seen::LeaderPausedPastElection);
         }
         self.note(fault, machine.node, spell);
@@ -156,13 +156,15 @@ impl<'a> Injector<'a> {
 
     fn cut_off(&self, fault: Fault, spell: Duration) -> bool {
         let nodes: Vec<_> = self.cluster.machines.iter().map(|machine| machine.domain).collect();
+        let alone = nodes.len() == 1;
         let (who, links) = match fault {
+            Fault::Isolate | Fault::IsolateAll if alone => return false,
             Fault::Isolate => {
                 let machine = self.any();
                 (format!("node {}", machine.node), both_ways(&[machine.domain], &nodes))
             }
             Fault::IsolateLeader | Fault::IsolateLeaderWithClient => {
-                let Some(machine) = self.leader().filter(|_| nodes.len() > 1) else { return false };
+                let Some(machine) = self.leader().filter(|_| !alone) else { return false };
                 self.cluster.coverage.count(Seen::LeaderInMinority);
                 let mut links = both_ways(&[machine.domain], &nodes);
                 if fault == Fault::IsolateLeaderWithClient {
@@ -187,7 +189,7 @@ impl<'a> Injector<'a> {
         };
         self.note(fault, who, spell);
         self.cut(links, spell, |_| {});
-        !(fault == Fault::Isolate && nodes.len() == 1)
+        true
     }
 
     /// The leader talks to one node only, and that one to the others; of five nodes one is alone.
@@ -350,7 +352,7 @@ impl<'a> Injector<'a> {
         self.cluster.leader(self.any_shard())
     }
 
-    fn leads(&self, machine: &Machine) -> bool {
+    fn leads(machine: &Machine) -> bool {
         machine.running().is_some_and(|node| node.leads())
     }
 

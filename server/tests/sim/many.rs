@@ -54,12 +54,16 @@ impl Seeds {
         let mut verdict = Verdict::default();
         let mut running = VecDeque::new();
         for seed in all {
-            if running.len() == children.min(CHILDREN_MAX) {
-                running.pop_front().map(|run| verdict.take(run));
+            if running.len() == children.min(CHILDREN_MAX)
+                && let Some(oldest) = running.pop_front()
+            {
+                verdict.take(oldest);
             }
             running.push_back(Running::start(seed));
         }
-        running.into_iter().for_each(|run| verdict.take(run));
+        for run in running {
+            verdict.take(run);
+        }
         verdict.end()
     }
 }

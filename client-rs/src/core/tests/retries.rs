@@ -270,6 +270,23 @@ fn another_cluster_is_refused_at_once() {
 }
 
 #[test]
+fn a_new_acquire_under_an_old_lease_is_refused_by_another_cluster_at_once() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    let first = rig.acquire(session, "k", Wait::Unlimited);
+    rig.opened();
+    let sent = rig.take_acquire();
+    rig.grant(&sent, 5, 0);
+    rig.acquired(first).expect("granted");
+    let conns: Vec<_> = rig.conns.keys().copied().collect();
+    rig.nodes.values_mut().for_each(|node| *node = Node::Foreign);
+    conns.into_iter().for_each(|conn| rig.break_conn(conn));
+    let second = rig.acquire(session, "other", Wait::Unlimited);
+    rig.advance(ms(500));
+    assert_eq!(rig.acquired(second).expect_err("no such cluster").code, ErrorCode::WRONG_CLUSTER);
+}
+
+#[test]
 fn a_repeated_forced_release_that_finds_nothing_has_succeeded() {
     let mut rig = Rig::new();
     let command = Command::ForceRelease {
