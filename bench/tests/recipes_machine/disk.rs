@@ -2,6 +2,7 @@
 //! own process, and end with it. Where mounting is not allowed, a test says so and is skipped.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -148,10 +149,15 @@ fn a_node_on_a_full_disk_stops_in_order_and_costs_nothing() {
     }
     assert_eq!(bare::key(&mut wire, "kept").holders[0].lease, lease.id);
 
-    let command = mounted(&cluster, small, &full(SEGMENT_MIB / 2));
-    cluster.spawn_as(small, command).expect("started");
-    let status = cluster.wait_exit(small, PATIENCE).expect("it ends by itself");
-    let said = last_lines(&cluster.log(small));
+    bare::assert_no_panic(&cluster);
+    drop(cluster);
+
+    let spec = Spec { nodes: 1, ..Spec::default() }.flag("wal-segment-mib", SEGMENT_MIB);
+    let mut cluster = Cluster::prepare(spec).expect("directories");
+    let command = mounted(&cluster, 1, &full(SEGMENT_MIB / 2));
+    cluster.spawn_as(1, command).expect("started");
+    let status = cluster.wait_exit(1, PATIENCE).expect("it ends by itself");
+    let said = last_lines(&cluster.log(1));
     assert!([Some(DATA_DIR_UNUSABLE), Some(STORAGE_FAILED)].contains(&status.code()), "{said}");
     assert!(said.contains("No space left"), "{said}");
     println!("at the start: {}", said.lines().last().unwrap_or_default());
@@ -189,8 +195,11 @@ fn other_file_systems_serve_or_are_refused_with_the_path() {
     }
 
     let cluster = Cluster::prepare(Spec { nodes: 1, ..Spec::default() }).expect("directories");
-    let output = cluster.command(1).expect("a command").arg("--data-dir=/proc/1/task").output();
-    let output = output.expect("it ends by itself");
+    let node = cluster.command(1).expect("a command");
+    let place = |arg: &&OsStr| !arg.to_string_lossy().starts_with("--data-dir");
+    let mut command = Command::new(node.get_program());
+    command.args(node.get_args().filter(place)).arg("--data-dir=/proc/1/task/d");
+    let output = command.output().expect("it ends by itself");
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(DATA_DIR_UNUSABLE), "{said}");
     assert!(said.contains("/proc/1/task"), "{said}");

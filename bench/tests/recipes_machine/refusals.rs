@@ -90,12 +90,10 @@ fn lockable_memory_is_refused_or_enough() {
     let cluster = Cluster::prepare(alone(Spec::default())).expect("directories");
     let small = |command: &mut Command| *command = limited(command, 64);
     refused(&run(&cluster, small), &["65536 bytes", "524288", "ulimit -l 512"]);
-    let many = |command: &mut Command| {
-        command.args(["--cores=8", "--shards=8"]);
-        *command = limited(command, 512);
-    };
+    let spec = Spec { shards: 8, ..alone(Spec::default()) }.flag("cores", 8);
+    let cluster = Cluster::prepare(spec).expect("directories");
+    let many = |command: &mut Command| *command = limited(command, 512);
     refused(&run(&cluster, many), &["524288 bytes", "1572864", "ulimit -l 1536"]);
-    drop(cluster);
 
     for (cores, kib) in [(1, 512), (8, 1_536)] {
         let spec = Spec { shards: cores, ..alone(Spec::default()) }.flag("cores", cores);

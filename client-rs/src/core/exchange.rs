@@ -179,9 +179,7 @@ impl Core {
             Owner::Acquire(_) => exchange.attempts == 0,
             _ => false,
         };
-        if may_end
-            && let Some(refusal) = self.router.all_refused()
-        {
+        if may_end && let Some(refusal) = self.router.all_refused() {
             let refusal = refusal.clone();
             return self.finish(id, Err(refusal), self.now);
         }

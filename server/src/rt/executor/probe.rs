@@ -2,7 +2,7 @@
 //! a panic that blames the kernel's age, or an exit without an error.
 
 use std::io;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use super::super::glommio::IO_MEMORY_BYTES;
 
@@ -75,7 +75,11 @@ fn check_locked_memory(cores: usize) -> Result<(), ProbeError> {
     }
 }
 
-/// Sets the smallest ring up, closes it, and returns the kernel's feature bits.
+/// `IORING_UNREGISTER_BUFFERS`: of a new ring, which has none, it fails with `ENXIO`.
+const UNREGISTER_BUFFERS: u32 = 1;
+
+/// Sets the smallest ring up, makes one call of each kind on it, closes it, and returns the
+/// kernel's feature bits. A policy may allow the first call and deny the others.
 fn setup_once() -> io::Result<u32> {
     let mut params = [0_u32; PARAMS_WORDS];
     // SAFETY: the kernel reads and writes 120 bytes of parameters, which `params` has, aligned for
@@ -85,14 +89,38 @@ fn setup_once() -> io::Result<u32> {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the call just returned this descriptor, and nothing else owns it.
-    drop(unsafe { OwnedFd::from_raw_fd(fd as RawFd) });
+    let ring = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
+    enter_once(&ring)?;
+    register_once(&ring)?;
     Ok(params[FEATURES_WORD])
+}
+
+/// Submits nothing and waits for nothing.
+fn enter_once(ring: &OwnedFd) -> io::Result<()> {
+    let none = std::ptr::null::<libc::sigset_t>();
+    let (fd, zero) = (ring.as_raw_fd(), 0_u32);
+    // SAFETY: there is nothing to submit, and no signal set is given, so no memory is looked at.
+    match unsafe { libc::syscall(libc::SYS_io_uring_enter, fd, zero, zero, zero, none, 0_usize) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Takes back buffers that were never registered.
+fn register_once(ring: &OwnedFd) -> io::Result<()> {
+    let none = std::ptr::null::<libc::c_void>();
+    let fd = ring.as_raw_fd();
+    // SAFETY: this operation takes no argument and looks at no memory.
+    let done =
+        unsafe { libc::syscall(libc::SYS_io_uring_register, fd, UNREGISTER_BUFFERS, none, 0_u32) };
+    let error = io::Error::last_os_error();
+    if done == 0 || error.raw_os_error() == Some(libc::ENXIO) { Ok(()) } else { Err(error) }
 }
 
 fn classify(error: io::Error) -> ProbeError {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => ProbeError::Forbidden,
-        Some(libc::ENOSYS) => ProbeError::TooOld,
+        Some(libc::ENOSYS | libc::EINVAL) => ProbeError::TooOld,
         Some(libc::ENOMEM) => ProbeError::OutOfMemory,
         _ => ProbeError::Other(error),
     }
