@@ -72,7 +72,7 @@ fn burst(crowd: &mut [(Wire, Lease)], round: u64, meanwhile: impl FnOnce()) -> D
 /// them complete in one turn of its ring: every one is answered.
 #[test]
 fn a_burst_of_completions_leaves_no_connection_silent() {
-    let (connections, rounds) = scaled((400, 5), (5_000, 50));
+    let (connections, rounds) = scaled((400, 5), (1_000, 50));
     let _alone = process::alone();
     let mut cluster = Cluster::start(single()).expect("a cluster");
     let mut crowd = crowd(&cluster, 1, connections);
