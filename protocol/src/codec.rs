@@ -134,6 +134,7 @@ impl Request {
             Self::Status(_) => kind::STATUS,
             Self::Transfer(_) => kind::TRANSFER,
             Self::Ping => kind::PING,
+            Self::Claim(_) => kind::CLAIM,
         }
     }
 
@@ -155,6 +156,7 @@ impl Request {
             Self::Holds(body) => encode_into(body, out),
             Self::Status(body) => encode_into(body, out),
             Self::Transfer(body) => encode_into(body, out),
+            Self::Claim(body) => encode_into(body, out),
             Self::Ping => {}
         }
     }
@@ -171,6 +173,7 @@ impl Request {
             kind::HOLDS => Self::Holds(body_of(kind, body)?),
             kind::STATUS => Self::Status(body_of(kind, body)?),
             kind::TRANSFER => Self::Transfer(body_of(kind, body)?),
+            kind::CLAIM => Self::Claim(body_of(kind, body)?),
             kind::PING => empty_of(kind, body, Self::Ping)?,
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
@@ -190,14 +193,18 @@ impl Request {
                 | Command::Cancel { caller, .. }
                 | Command::Release { caller, .. }
                 | Command::Convert { caller, .. }
+                | Command::SetValue { caller, .. }
                 | Command::AcquireAll { caller, .. } => {
                     at_most("acks", caller.acks.len(), ACKS_MAX)
                 }
                 _ => Ok(()),
             },
-            Self::Get(_) | Self::Holds(_) | Self::Status(_) | Self::Transfer(_) | Self::Ping => {
-                Ok(())
-            }
+            Self::Get(_)
+            | Self::Holds(_)
+            | Self::Claim(_)
+            | Self::Status(_)
+            | Self::Transfer(_)
+            | Self::Ping => Ok(()),
         }
     }
 }
@@ -223,6 +230,7 @@ impl Reply {
             Self::Status(_) => kind::STATUS_REPLY,
             Self::Transferred => kind::TRANSFERRED,
             Self::Pong => kind::PONG,
+            Self::Claim(_) => kind::CLAIM_REPLY,
             Self::Error(_) => kind::ERROR,
         }
     }
@@ -243,6 +251,7 @@ impl Reply {
             Self::Sessions(body) => encode_into(body, out),
             Self::Holds(body) => encode_into(body, out),
             Self::Status(body) => encode_into(body, out),
+            Self::Claim(body) => encode_into(body, out),
             Self::Error(body) => encode_into(body, out),
             Self::Transferred | Self::Pong => {}
         }
@@ -259,6 +268,7 @@ impl Reply {
             kind::HOLDS_REPLY => Self::Holds(body_of(kind, body)?),
             kind::STATUS_REPLY => Self::Status(body_of(kind, body)?),
             kind::TRANSFERRED => empty_of(kind, body, Self::Transferred)?,
+            kind::CLAIM_REPLY => Self::Claim(body_of(kind, body)?),
             kind::PONG => empty_of(kind, body, Self::Pong)?,
             kind::ERROR => Self::Error(body_of(kind, body)?),
             _ => return Err(DecodeError::UnknownKind { kind }),

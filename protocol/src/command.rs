@@ -206,4 +206,29 @@ pub enum Command {
         /// The token of the lost hold that began this very delay.
         token: Token,
     },
+    /// Changes the value of a hold of the caller's lease: what an election's leader proclaims.
+    SetValue {
+        /// Who asks.
+        caller: Caller,
+        /// The key.
+        key: Vec<u8>,
+        /// The hold's token.
+        token: Token,
+        /// The value from now on; at most `VALUE_LEN_MAX` bytes.
+        value: Vec<u8>,
+    },
+    /// Asks the holder to give up. Changes nothing but what the holder is told; the same request
+    /// again is told once.
+    AskYield {
+        /// The key.
+        key: Vec<u8>,
+        /// The token of the hold that is meant; refused if it is not held.
+        token: Token,
+        /// Who asks.
+        who: Vec<u8>,
+        /// Why.
+        why: Vec<u8>,
+        /// How soon, in milliseconds; nothing follows when it passes.
+        within_ms: u32,
+    },
 }

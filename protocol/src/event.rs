@@ -160,4 +160,30 @@ pub enum EventKind {
         /// The lost hold's token.
         token: Token,
     },
+    /// A hold has another value.
+    ValueChanged {
+        /// The key.
+        key: Vec<u8>,
+        /// The lease that holds.
+        lease: LeaseId,
+        /// Its token.
+        token: Token,
+        /// The value from now on.
+        value: Vec<u8>,
+    },
+    /// Somebody asks the holder to give up.
+    YieldAsked {
+        /// The key.
+        key: Vec<u8>,
+        /// The lease that holds.
+        lease: LeaseId,
+        /// Its token.
+        token: Token,
+        /// Who asks.
+        who: Vec<u8>,
+        /// Why.
+        why: Vec<u8>,
+        /// How soon, in milliseconds.
+        within_ms: u32,
+    },
 }

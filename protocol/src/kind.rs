@@ -20,6 +20,8 @@ pub const STATUS: u8 = 8;
 pub const TRANSFER: u8 = 9;
 /// Empty.
 pub const PING: u8 = 10;
+/// A `ClaimRequest`.
+pub const CLAIM: u8 = 11;
 
 /// A `ServerHello`.
 pub const SERVER_HELLO: u8 = 129;
@@ -39,6 +41,8 @@ pub const STATUS_REPLY: u8 = 136;
 pub const TRANSFERRED: u8 = 137;
 /// Empty.
 pub const PONG: u8 = 138;
+/// A `ClaimReply`.
+pub const CLAIM_REPLY: u8 = 139;
 
 /// Lowest kind that peers use between each other.
 pub const PEER_MIN: u8 = 192;
@@ -66,6 +70,7 @@ pub const fn name(kind: u8) -> &'static str {
         STATUS => "status",
         TRANSFER => "transfer",
         PING => "ping",
+        CLAIM => "claim",
         SERVER_HELLO => "server_hello",
         OUTCOME => "outcome",
         RENEWED => "renewed",
@@ -75,6 +80,7 @@ pub const fn name(kind: u8) -> &'static str {
         STATUS_REPLY => "status_reply",
         TRANSFERRED => "transferred",
         PONG => "pong",
+        CLAIM_REPLY => "claim_reply",
         ERROR => "error",
         PEER_MIN..=PEER_MAX => "peer",
         _ => "unknown",

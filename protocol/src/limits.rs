@@ -26,6 +26,8 @@ pub const OPEN_WAITS_MAX: usize = 4096;
 pub const LEASE_CLAIMS_MAX: usize = 4096;
 /// Most permits of a semaphore.
 pub const PERMITS_MAX: u32 = 1024;
+/// Most holders that the answer to a `Claim` shows.
+pub const CLAIM_HOLDERS_MAX: usize = 16;
 /// Longest lock-delay, in milliseconds.
 pub const LOCK_DELAY_MS_MAX: u32 = 60_000;
 /// Live leases of one shard.

@@ -92,7 +92,8 @@ pub enum Outcome {
         revision: Revision,
     },
     /// `Convert` to a weaker mode or to the present one, a release of a hold that was entered more
-    /// often than released: the hold goes on under its token. Also `SetLimit` and `EndDelay`.
+    /// often than released: the hold goes on under its token. Also `SetValue`,
+    /// `AskYield`, `SetLimit` and `EndDelay`.
     Changed {
         /// The token of the hold, or of the loss that began the delay; 0 for a limit.
         token: Token,

@@ -116,6 +116,19 @@ pub struct Holder {
     pub entries: u32,
     /// The lock-delay that follows its loss, in milliseconds.
     pub delay_ms: u32,
+    /// The last request to give up.
+    pub asked: Option<YieldRequest>,
+}
+
+/// A request to a holder to give up.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct YieldRequest {
+    /// Who asks.
+    pub who: String,
+    /// Why.
+    pub why: String,
+    /// How soon, in milliseconds from when it was asked.
+    pub within_ms: u32,
 }
 
 /// A lock-delay of a key: the place of a lost hold that is not given away yet.
@@ -225,6 +238,41 @@ pub struct HeldKey {
     pub slots: Vec<u8>,
     /// How often it was entered and not released.
     pub entries: u32,
+    /// Somebody asks for it; `Holder::asked` says who.
+    pub asked: bool,
+}
+
+/// An acquire that waits.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct Waiting {
+    /// The key.
+    pub key: Vec<u8>,
+    /// Waiters before it.
+    pub position: u32,
+    /// All waiters.
+    pub waiters_total: u32,
+    /// Whom it waits for: the first holders, at most `CLAIM_HOLDERS_MAX`.
+    pub holders: Vec<Holder>,
+}
+
+/// What has become of an acquire.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum Claimed {
+    /// It neither holds nor waits.
+    Over,
+    /// It waits.
+    Waits(Waiting),
+    /// It holds. An acquire that re-entered has the number of its own and the hold's token.
+    Holds(HeldKey),
+}
+
+/// The answer to a `Claim`.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct ClaimReply {
+    /// The revision at which it was read.
+    pub revision: Revision,
+    /// What was found.
+    pub claim: Claimed,
 }
 
 /// The answer to a `Holds`.
@@ -349,6 +397,8 @@ pub enum Reply {
     Holds(HoldsReply),
     /// Kind 136.
     Status(StatusReply),
+    /// Kind 139.
+    Claim(ClaimReply),
     /// Kind 137: an empty body, leadership moved.
     Transferred,
     /// Kind 138: an empty body.

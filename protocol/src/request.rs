@@ -5,7 +5,7 @@ use alloc::vec::Vec;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::command::Command;
-use crate::ids::{ClusterId, HoldSetVersion, LeaseId, NodeId, Secret, ShardId};
+use crate::ids::{ClusterId, HoldSetVersion, LeaseId, NodeId, Number, Secret, ShardId};
 
 /// First frame of a client connection.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -122,6 +122,22 @@ pub struct HoldsRequest {
     pub timeout_ms: u32,
 }
 
+/// Reads what has become of one acquire, linearizably: its place in the queue and whom it waits
+/// for, or its hold with the slots of its permits.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct ClaimRequest {
+    /// The shard.
+    pub shard: ShardId,
+    /// The lease that holds or waits: an own lease's hold is under its own.
+    pub lease: LeaseId,
+    /// Its secret.
+    pub secret: Secret,
+    /// The acquire's number.
+    pub number: Number,
+    /// See `CommandRequest::timeout_ms`.
+    pub timeout_ms: u32,
+}
+
 /// Asks for the cluster's state as this node sees it; it asks its peers.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusRequest {
@@ -163,4 +179,6 @@ pub enum Request {
     Transfer(TransferRequest),
     /// Kind 10: an empty body.
     Ping,
+    /// Kind 11.
+    Claim(ClaimRequest),
 }

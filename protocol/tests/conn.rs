@@ -497,6 +497,7 @@ fn long_holds(key_len: usize, count: usize) -> Reply {
         forced: false,
         slots: vec![],
         entries: 1,
+        asked: false,
     };
     Reply::Holds(HoldsReply {
         revision: leasehold_protocol::ids::Revision(1),

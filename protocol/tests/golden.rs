@@ -149,6 +149,8 @@ fn command_index(command: &Command) -> usize {
         Command::AcquireAll { .. } => 12,
         Command::SetLimit { .. } => 13,
         Command::EndDelay { .. } => 14,
+        Command::SetValue { .. } => 15,
+        Command::AskYield { .. } => 16,
     }
 }
 
@@ -188,7 +190,7 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(commands, (0..=14).collect());
+    assert_eq!(commands, (0..=16).collect());
     let outcomes: BTreeSet<usize> = replies()
         .iter()
         .filter_map(|(_, reply)| match reply {

@@ -147,7 +147,9 @@ impl Change {
             | EventKind::Converted { .. }
             | EventKind::LimitChanged { .. }
             | EventKind::DelayBegan { .. }
-            | EventKind::DelayEnded { .. } => return None,
+            | EventKind::DelayEnded { .. }
+            | EventKind::ValueChanged { .. }
+            | EventKind::YieldAsked { .. } => return None,
         })
     }
 }

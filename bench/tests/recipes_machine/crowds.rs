@@ -16,7 +16,7 @@ use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::Reply;
 use rustix::process::Signal;
 
-use crate::bare::{self, LIMIT, Lease, scaled, until};
+use crate::bare::{self, LIMIT, Lease, Patient as _, scaled, until};
 
 const TTL_MS: u32 = 600_000;
 
@@ -42,7 +42,7 @@ fn burst(crowd: &mut [(Wire, Lease)], round: u64, meanwhile: impl FnOnce()) -> D
     let mut asked = Vec::new();
     for (index, (wire, lease)) in crowd.iter_mut().enumerate() {
         lease.floor = number - 1;
-        asked.push(wire.send(&lease.acquire(number, &format!("burst/{index}"), 0)).expect("sent"));
+        asked.push(wire.send_patiently(&lease.acquire(number, &format!("burst/{index}"), 0)));
     }
     let from_ns = now_ns();
     meanwhile();
@@ -59,7 +59,7 @@ fn burst(crowd: &mut [(Wire, Lease)], round: u64, meanwhile: impl FnOnce()) -> D
     }
     let took = Duration::from_nanos(now_ns() - from_ns);
     for (index, ((wire, lease), token)) in crowd.iter_mut().zip(tokens).enumerate() {
-        wire.send(&lease.release(number + 2, &format!("burst/{index}"), token)).expect("sent");
+        wire.send_patiently(&lease.release(number + 2, &format!("burst/{index}"), token));
     }
     for (index, (wire, _)) in crowd.iter_mut().enumerate() {
         let answer = wire.recv(Deadline::after(PATIENCE)).expect("connected");
@@ -169,7 +169,7 @@ fn broken_connections_touch_nobody_elses_bytes() {
             let Ok(mut stream) = TcpStream::connect(addr) else { continue };
             // A part of a hello, or of something that is none.
             let bytes = if cycle % 3 == 0 { &[cycle as u8; 12][..] } else { HALF };
-            let _ = stream.write_all(&bytes[..1 + cycle as usize % bytes.len()]);
+            let _ = stream.write_all(&bytes[..=cycle as usize % bytes.len()]);
             if cycle % 2 == 0 {
                 let now = Some(Duration::ZERO);
                 rustix::net::sockopt::set_socket_linger(&stream, now).expect("a socket");
@@ -207,7 +207,7 @@ fn neighbour(addr: std::net::SocketAddr, who: u8, over: &AtomicBool, checked: &A
     while !over.load(Ordering::Relaxed) {
         let name = format!("own/{who}/{number}");
         let value: Vec<u8> =
-            (0..1 + number as usize * 37 % 4_000).map(|at| at as u8 ^ number as u8 ^ who).collect();
+            (0..=number as usize * 37 % 4_000).map(|at| at as u8 ^ number as u8 ^ who).collect();
         let acquire = bare::command(Command::Acquire {
             caller: lease.caller(number),
             key: name.as_bytes().to_vec(),
@@ -289,7 +289,7 @@ fn held(index: u64) -> String {
 fn run_out(wire: &mut Wire) {
     let waiter = bare::open_lease(wire, TTL_MS);
     for index in 0..HELD {
-        wire.send(&waiter.acquire(1 + 3 * index, &held(index), 1)).expect("sent");
+        wire.send_patiently(&waiter.acquire(1 + 3 * index, &held(index), 1));
     }
     let mut over = 0;
     while over < HELD {

@@ -18,7 +18,7 @@ use leasehold_protocol::reply::{OutcomeReply, Reply, ShardStatus};
 use leasehold_protocol::request::Request;
 use rustix::process::Signal;
 
-use crate::bare::{self, LIMIT, Lease, scaled, until};
+use crate::bare::{self, LIMIT, Lease, Patient as _, scaled, until};
 
 const TTL_MS: u32 = 600_000;
 /// The documented exit codes.
@@ -51,7 +51,7 @@ fn may_mount() -> bool {
 
 /// Sends some requests at once and returns their outcomes, in the order of the requests.
 fn all(wire: &mut Wire, requests: &[Request]) -> Vec<Outcome> {
-    let ids: Vec<_> = requests.iter().map(|request| wire.send(request).expect("sent")).collect();
+    let ids: Vec<_> = requests.iter().map(|request| wire.send_patiently(request)).collect();
     let mut outcomes = BTreeMap::new();
     while outcomes.len() < ids.len() {
         match wire.recv(Deadline::after(PATIENCE)).expect("connected").expect("an answer") {
@@ -227,6 +227,7 @@ fn newest_snapshot(cluster: &Cluster, id: u64) -> PathBuf {
 /// damaged node's lead.
 #[test]
 fn a_damaged_snapshot_harms_nobody() {
+    type Damage = fn(&mut Vec<u8>);
     const ENTRIES: u64 = 20;
     let _alone = process::alone();
     let nodes = scaled(3, 5);
@@ -236,7 +237,7 @@ fn a_damaged_snapshot_harms_nobody() {
     let mut number = 4;
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
     let mut lease = bare::open_lease(&mut bare::connect(cluster.addresses(leader).client), TTL_MS);
-    let damages: [(&str, fn(&mut Vec<u8>)); 3] = [
+    let damages: [(&str, Damage); 3] = [
         ("flipped", |bytes| {
             let middle = bytes.len() / 2;
             bytes[middle] ^= 0x10;

@@ -1,4 +1,4 @@
-//! Machines that forbid io_uring or lock little memory, and signals that mean nothing.
+//! Machines that forbid `io_uring` or lock little memory, and signals that mean nothing.
 
 use std::process::{Command, Output, Stdio};
 
@@ -45,7 +45,7 @@ fn refused(output: &Output, words: &[&str]) {
     println!("{last}");
 }
 
-/// B125: where io_uring is forbidden, a server says so in one line with the remedy, whichever of
+/// B125: where `io_uring` is forbidden, a server says so in one line with the remedy, whichever of
 /// its calls is denied and however. Clients do without.
 #[test]
 fn a_machine_without_io_uring_is_told_so_and_clients_work_there() {

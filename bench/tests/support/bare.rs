@@ -12,7 +12,7 @@ use leasehold_bench::wire::Wire;
 use leasehold_bench::{process, random};
 use leasehold_protocol::command::{Caller, Command};
 use leasehold_protocol::ids::{
-    HoldSetVersion, LeaseId, Mode, NodeId, Number, Secret, ShardId, Token,
+    HoldSetVersion, LeaseId, Mode, NodeId, Number, RequestId, Secret, ShardId, Token,
 };
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{KeyInfo, KeysReply, Reply, SessionInfo, ShardStatus};
@@ -54,6 +54,23 @@ pub(crate) fn until_within(limit: Duration, what: &str, mut fits: impl FnMut() -
 /// A command for the only shard.
 pub(crate) fn command(command: Command) -> Request {
     Request::Command(CommandRequest { shard: SHARD, timeout_ms: TIMEOUT_MS, command })
+}
+
+/// For requests that are not sent again: a node that is slow because the machine is very busy
+/// does not give them up.
+pub(crate) trait Patient {
+    /// Sends it with a time-out as long as a test's patience.
+    fn send_patiently(&mut self, request: &Request) -> RequestId;
+}
+
+impl Patient for Wire {
+    fn send_patiently(&mut self, request: &Request) -> RequestId {
+        let mut request = request.clone();
+        if let Request::Command(request) = &mut request {
+            request.timeout_ms = PATIENCE.as_millis() as u32;
+        }
+        self.send(&request).expect("sent")
+    }
 }
 
 /// A lease as its owner knows it.

@@ -176,6 +176,10 @@ impl Authority {
                 let (sessions, more) = self.state.sessions(body.after, body.limit as usize);
                 Reply::Sessions(SessionsReply { revision: self.state.revision(), sessions, more })
             }
+            Request::Claim(body) => match self.state.claim(body.lease, body.number) {
+                Some(claim) => Reply::Claim(claim),
+                None => error(ErrorCode::LEASE_DEAD),
+            },
             Request::Holds(body) => match self.state.holds(body.lease) {
                 Some(holds) => Reply::Holds(holds),
                 None => error(ErrorCode::LEASE_DEAD),

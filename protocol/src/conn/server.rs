@@ -410,5 +410,8 @@ impl ServerConn {
 
 /// True for the replies that can be long and whose request changed nothing.
 const fn is_read(reply: &Reply) -> bool {
-    matches!(reply, Reply::Keys(_) | Reply::Sessions(_) | Reply::Holds(_) | Reply::Status(_))
+    matches!(
+        reply,
+        Reply::Keys(_) | Reply::Sessions(_) | Reply::Holds(_) | Reply::Claim(_) | Reply::Status(_)
+    )
 }

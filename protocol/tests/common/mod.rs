@@ -11,13 +11,14 @@ use leasehold_protocol::ids::{
 };
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{
-    Delay, ErrorReply, HeldKey, Holder, HoldsReply, KeyInfo, KeysReply, LeaderHint, NodeAddress,
-    NodeStatus, OutcomeReply, RenewReply, RenewResult, Reply, Role, ServerHello, SessionInfo,
-    SessionsReply, ShardStatus, StatusReply, Waiter,
+    ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply, KeyInfo, KeysReply,
+    LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply, RenewResult, Reply, Role,
+    ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter, Waiting,
+    YieldRequest,
 };
 use leasehold_protocol::request::{
-    ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest, ListRequest, RenewItem,
-    RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
+    ClaimRequest, ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest, ListRequest,
+    RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
 };
 
 /// The cluster of all examples.
@@ -63,6 +64,12 @@ pub(crate) fn client_hello() -> ClientHello {
 }
 
 fn commands() -> Vec<(&'static str, Request)> {
+    let mut all = plain_commands();
+    all.extend(further_commands());
+    all
+}
+
+fn plain_commands() -> Vec<(&'static str, Request)> {
     let key = b"jobs/nightly".to_vec();
     vec![
         (
@@ -103,6 +110,12 @@ fn commands() -> Vec<(&'static str, Request)> {
                 now: false,
             }),
         ),
+    ]
+}
+
+fn further_commands() -> Vec<(&'static str, Request)> {
+    let key = b"jobs/nightly".to_vec();
+    vec![
         ("begin", command(Command::Begin { token_base: TOKEN })),
         ("expire", command(Command::Expire { lease: LeaseId(7) })),
         ("end-forced", command(Command::EndForced { key: key.clone(), token: TOKEN })),
@@ -136,6 +149,25 @@ fn commands() -> Vec<(&'static str, Request)> {
             command(Command::SetLimit { key: key.clone(), limit: 7, who: b"operator".to_vec() }),
         ),
         ("end-delay", command(Command::EndDelay { key: key.clone(), token: TOKEN })),
+        (
+            "set-value",
+            command(Command::SetValue {
+                caller: caller(),
+                key: key.clone(),
+                token: TOKEN,
+                value: b"10.0.0.9:80".to_vec(),
+            }),
+        ),
+        (
+            "ask-yield",
+            command(Command::AskYield {
+                key: key.clone(),
+                token: TOKEN,
+                who: b"operator".to_vec(),
+                why: b"host-1 is drained".to_vec(),
+                within_ms: 60_000,
+            }),
+        ),
         ("time-out", command(Command::TimeOut { lease: LeaseId(7), number: Number(40) })),
     ]
 }
@@ -167,6 +199,16 @@ pub(crate) fn requests() -> Vec<(&'static str, Request)> {
         (
             "holds",
             Request::Holds(HoldsRequest { shard, lease: LeaseId(7), secret: SECRET, timeout_ms }),
+        ),
+        (
+            "claim",
+            Request::Claim(ClaimRequest {
+                shard,
+                lease: LeaseId(7),
+                secret: SECRET,
+                number: Number(40),
+                timeout_ms,
+            }),
         ),
         ("status", Request::Status(StatusRequest { timeout_ms })),
         ("transfer", Request::Transfer(TransferRequest { shard, to: NodeId(2), timeout_ms })),
@@ -246,6 +288,11 @@ fn keys_reply() -> KeysReply {
         slots: vec![0b101, 1],
         entries: 2,
         delay_ms: 15_000,
+        asked: Some(YieldRequest {
+            who: "operator".into(),
+            why: "host-1 is drained".into(),
+            within_ms: 60_000,
+        }),
     };
     let delay =
         Delay { token: TOKEN, mode: Mode::EXCLUSIVE, delay_ms: 15_000, remaining_ms: Some(9_500) };
@@ -266,7 +313,7 @@ fn keys_reply() -> KeysReply {
     };
     let held = KeyInfo {
         key: "jobs/nightly".into(),
-        holders: vec![holder.clone(), Holder { remaining_ms: None, ..holder }],
+        holders: vec![holder.clone(), Holder { remaining_ms: None, asked: None, ..holder }],
         waiters: vec![waiter],
         waiters_total: 12,
         limit: 5,
@@ -303,6 +350,7 @@ fn holds_reply() -> HoldsReply {
         forced: false,
         slots: vec![0b101, 1],
         entries: 1,
+        asked: true,
     };
     HoldsReply {
         revision: REVISION,
@@ -310,6 +358,10 @@ fn holds_reply() -> HoldsReply {
         holds: vec![held],
         waits: vec![Number(43), Number(46)],
     }
+}
+
+fn claim_reply(claim: Claimed) -> Reply {
+    Reply::Claim(ClaimReply { revision: REVISION, claim })
 }
 
 fn status_reply() -> StatusReply {
@@ -362,6 +414,12 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ttl_ms: 15_000,
         version: HoldSetVersion(3),
     };
+    let waits = Claimed::Waits(Waiting {
+        key: b"jobs/nightly".to_vec(),
+        position: 3,
+        waiters_total: 12,
+        holders: keys_reply().keys.remove(0).holders,
+    });
     let mut all = vec![
         ("server-hello", Reply::Hello(server_hello())),
         (
@@ -374,6 +432,9 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ("keys", Reply::Keys(keys_reply())),
         ("sessions-reply", Reply::Sessions(sessions_reply())),
         ("holds-reply", Reply::Holds(holds_reply())),
+        ("claim-waits", claim_reply(waits)),
+        ("claim-holds", claim_reply(Claimed::Holds(holds_reply().holds.remove(0)))),
+        ("claim-over", claim_reply(Claimed::Over)),
         ("status-reply", Reply::Status(status_reply())),
         ("transferred", Reply::Transferred),
         ("pong", Reply::Pong),

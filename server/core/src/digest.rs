@@ -23,6 +23,7 @@ const GHOST: u64 = 8;
 const SLOTS: u64 = 0x51;
 const DELAY: u64 = 0x52;
 const AGAIN: u64 = 0x53;
+const ASKED: u64 = 0x54;
 
 pub(crate) fn whole(state: &State, items: Sum) -> u64 {
     Mix::new(STATE)
@@ -97,6 +98,7 @@ fn remembered(mix: Mix, lease: LeaseId, number: u64, record: &Record) -> u64 {
         Kind::Cancel => 3,
         Kind::Release => 4,
         Kind::Convert => 5,
+        Kind::SetValue => 6,
     };
     let mix = mix.word(lease.0).word(number).word(record.print);
     let mix = mix.word(kind << 1 | u64::from(record.keep));
@@ -173,6 +175,14 @@ pub(crate) fn hold(key: &[u8], lease: LeaseId, hold: &Hold) -> u64 {
     let slots = hold.slots.as_slice();
     let mix = if slots.is_empty() { mix } else { mix.word(SLOTS).bytes(slots) };
     let mix = hold.again.iter().fold(mix, |mix, number| mix.word(AGAIN).word(*number));
+    let mix = match &hold.asked {
+        None => mix,
+        Some(asked) => mix
+            .word(ASKED)
+            .bytes(asked.who.as_slice())
+            .bytes(asked.why.as_slice())
+            .word(asked.within_ms.into()),
+    };
     delay(mix, hold.delay_ms).done()
 }
 

@@ -79,6 +79,7 @@ impl State {
             slots: Blob::new(&slots),
             delay_ms,
             again: Vec::new(),
+            asked: None,
         };
         let hash = digest::hold(key, holder, &hold).wrapping_add(digest::own(key, entry));
         entry.holds.insert(holder, hold);

@@ -295,13 +295,17 @@ fn check_hold(state: &State, key: &[u8], id: LeaseId, hold: &Hold) -> Result<(),
     ensure!(known, "its holder {id} does not know it");
     ensure!(check_mode(hold.mode).is_ok() || hold.mode.permit_count().is_some(), "an unknown mode");
     ensure!(check_delay_ms(hold.delay_ms).is_ok(), "a delay of {}", hold.delay_ms);
+    let token = hold.token.0;
+    if let Some(asked) = &hold.asked {
+        let texts = check_label(asked.who.as_slice()).and(check_reason(asked.why.as_slice()));
+        ensure!(texts.is_ok(), "asked for token {token}: texts out of range");
+    }
     for number in &hold.again {
         let claim = state.leases.get(&id).and_then(|lease| lease.claims.get(number));
         let known = matches!(claim, Some(Claim::Again(held)) if **held == *key);
         ensure!(known, "its holder {id} does not know the entry {number}");
     }
     ensure!(check_value(hold.value.as_slice()).is_ok(), "its value is too large");
-    let token = hold.token.0;
     ensure!(token > 0 && token <= state.last_token, "token {token} was never given (G2)");
     if let Some(forced) = &hold.forced {
         let listed = state.forced.get(&token);

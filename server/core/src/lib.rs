@@ -34,6 +34,7 @@ mod slots;
 pub mod snapshot;
 mod state;
 mod table;
+mod value;
 mod view;
 pub mod wheel;
 

@@ -39,6 +39,8 @@ pub enum Kind {
     Release,
     /// A change of a hold's mode.
     Convert,
+    /// A change of a hold's value.
+    SetValue,
 }
 
 /// What a retry is told.

@@ -15,7 +15,7 @@ use crate::digest;
 use crate::memory::Kind;
 use crate::retry::{RESERVED, check_acks, print_of_release};
 use crate::state::{State, Step};
-use crate::table::Forced;
+use crate::table::{Asked, Forced};
 
 impl State {
     pub(crate) fn release(
@@ -150,6 +150,17 @@ impl State {
 
     fn raise_version(&mut self, lease: LeaseId) {
         self.edit_lease(lease, |lease, _| lease.version += 1);
+    }
+
+    /// The hold of a key under a token: shared key, holder, and how it was asked for last.
+    pub(crate) fn asked_of(
+        &self,
+        key: &[u8],
+        token: Token,
+    ) -> Option<(Key, LeaseId, Option<Rc<Asked>>)> {
+        let (key, entry) = self.keys.get_entry(&KeyRef::new(key))?;
+        let (holder, hold) = entry.hold_of_token(token)?;
+        Some((key.clone(), holder, hold.asked.clone()))
     }
 
     pub(crate) fn present_token(&self, key: &[u8]) -> Token {

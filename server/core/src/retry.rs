@@ -187,7 +187,7 @@ fn check_number(lease: &Lease, number: Number, kind: Kind) -> Result<(), ErrorCo
         Kind::Release => below(RESERVED)
             .and_then(|acquire| lease.claims.get(&acquire))
             .is_some_and(|claim| matches!(claim, Claim::Hold(_) | Claim::Again(_))),
-        Kind::Acquire | Kind::Forestalled | Kind::Convert => false,
+        Kind::Acquire | Kind::Forestalled | Kind::Convert | Kind::SetValue => false,
     };
     if is_reserved { Ok(()) } else { Err(ErrorCode::NUMBER_BELOW_FLOOR) }
 }
@@ -226,4 +226,9 @@ pub(crate) fn print_of_acquire_all(request: &Request<'_>, wait_ms: u32) -> u64 {
         None => mix.done(),
         Some(OwnLease { ttl_ms, secret }) => mix.word(ttl_ms.into()).bytes(&secret.0).done(),
     }
+}
+
+/// Hash of a change of value.
+pub(crate) fn print_of_set_value(key: &[u8], token: Token, value: &[u8]) -> u64 {
+    Mix::new(6).bytes(key).word(token.0).bytes(value).done()
 }

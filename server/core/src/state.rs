@@ -109,6 +109,12 @@ impl State {
                 let request = Request { delay_ms: *delay_ms, ..Request::plain(&[], *own, value) };
                 self.acquire_all(step, caller, wants, &request, *wait_ms)
             }
+            Command::SetValue { caller, key, token, value } => {
+                self.set_value(step, caller, key, *token, value)
+            }
+            Command::AskYield { key, token, who, why, within_ms } => {
+                self.ask_yield(step, key, *token, (who, why), *within_ms)
+            }
             Command::SetLimit { key, limit, who } => self.set_limit(step, key, *limit, who),
             Command::EndDelay { key, token } => self.end_delay(step, key, *token),
             Command::Cancel { caller, release_if_granted } => {

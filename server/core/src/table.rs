@@ -88,6 +88,14 @@ pub(crate) struct Forced {
     pub(crate) why: Blob,
 }
 
+/// A request to a holder to give up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) who: Blob,
+    pub(crate) why: Blob,
+    pub(crate) within_ms: u32,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Hold {
     pub(crate) token: Token,
@@ -104,6 +112,8 @@ pub(crate) struct Hold {
     pub(crate) delay_ms: u32,
     /// The numbers of further acquires that entered it, in the order of their coming.
     pub(crate) again: Vec<u64>,
+    /// The last request to give it up.
+    pub(crate) asked: Option<Rc<Asked>>,
 }
 
 /// A lost hold's place that stays taken until its lock-delay is ended.

@@ -8,15 +8,18 @@ use core::iter;
 use core::ops::Bound;
 
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Secret, Token};
-use leasehold_protocol::limits::PAGE_LEN_MAX;
+use leasehold_protocol::limits::{CLAIM_HOLDERS_MAX, PAGE_LEN_MAX};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::{Delay, HeldKey, Holder, HoldsReply, KeyInfo, SessionInfo};
+use leasehold_protocol::reply::{
+    ClaimReply, Claimed, Delay, HeldKey, Holder, HoldsReply, KeyInfo, SessionInfo, Waiting,
+    YieldRequest,
+};
 
 use crate::blob::KeyRef;
 use crate::lifecycle::same_secret;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
-use crate::table::{Claim, KeyState, Lease};
+use crate::table::{Claim, Hold, KeyState, Lease};
 
 /// About how many bytes of keys, values and labels a page of `State::list` carries; it always
 /// has at least one key.
@@ -221,25 +224,7 @@ impl State {
     }
 
     fn describe(&self, key: &[u8], entry: &KeyState) -> KeyInfo {
-        let holders = entry.holds.iter().map(|(lease, hold)| {
-            let view = self.leases.get(lease);
-            Holder {
-                lease: *lease,
-                token: hold.token,
-                mode: hold.mode,
-                floor: entry.floor_of(hold),
-                label: view.map(|lease| lease.label.text()).unwrap_or_default(),
-                value: hold.value.as_slice().to_vec(),
-                since_ms: hold.since_ms,
-                remaining_ms: None,
-                number: hold.number,
-                own_lease: view.is_some_and(|lease| lease.own),
-                forced: hold.forced.is_some(),
-                slots: hold.slots.as_slice().to_vec(),
-                entries: 1 + hold.again.len() as u32,
-                delay_ms: hold.delay_ms,
-            }
-        });
+        let holders = entry.holds.iter().map(|(lease, hold)| self.holder(entry, *lease, hold));
         let delays = entry.ghosts.iter().map(|(token, ghost)| Delay {
             token: Token(*token),
             mode: ghost.mode,
@@ -262,6 +247,31 @@ impl State {
             waiters_total: entry.queue.len() as u32,
             limit: entry.limit,
             delays: delays.take(PAGE_LEN_MAX as usize).collect(),
+        }
+    }
+
+    fn holder(&self, entry: &KeyState, lease: LeaseId, hold: &Hold) -> Holder {
+        let view = self.leases.get(&lease);
+        Holder {
+            lease,
+            token: hold.token,
+            mode: hold.mode,
+            floor: entry.floor_of(hold),
+            label: view.map(|lease| lease.label.text()).unwrap_or_default(),
+            value: hold.value.as_slice().to_vec(),
+            since_ms: hold.since_ms,
+            remaining_ms: None,
+            number: hold.number,
+            own_lease: view.is_some_and(|lease| lease.own),
+            forced: hold.forced.is_some(),
+            slots: hold.slots.as_slice().to_vec(),
+            entries: 1 + hold.again.len() as u32,
+            delay_ms: hold.delay_ms,
+            asked: hold.asked.as_ref().map(|asked| YieldRequest {
+                who: asked.who.text(),
+                why: asked.why.text(),
+                within_ms: asked.within_ms,
+            }),
         }
     }
 
@@ -303,19 +313,39 @@ impl State {
                 Claim::Hold(key) => {
                     let hold = self.keys.get(key).and_then(|entry| entry.holds.get(&lease));
                     let hold = hold.expect("a lease knows its holds");
-                    reply.holds.push(HeldKey {
-                        key: key.to_vec(),
-                        token: hold.token,
-                        mode: hold.mode,
-                        number,
-                        forced: hold.forced.is_some(),
-                        slots: hold.slots.as_slice().to_vec(),
-                        entries: 1 + hold.again.len() as u32,
-                    });
+                    reply.holds.push(held(key, hold, number));
                 }
             }
         }
         Some(reply)
+    }
+
+    /// What has become of a live lease's acquire. `None` is a dead lease.
+    pub fn claim(&self, lease: LeaseId, number: Number) -> Option<ClaimReply> {
+        let claim = self.leases.get(&lease)?.claims.get(&number.0);
+        let claim = claim.map_or(Claimed::Over, |claim| self.claimed(lease, number, claim));
+        Some(ClaimReply { revision: Revision(self.revision), claim })
+    }
+
+    fn claimed(&self, lease: LeaseId, number: Number, claim: &Claim) -> Claimed {
+        let key = claim.key();
+        let entry = self.keys.get(key).expect("a claimed key is in the table");
+        match claim {
+            Claim::Hold(_) | Claim::Again(_) => {
+                let hold = entry.holds.get(&lease).expect("a lease knows its holds");
+                Claimed::Holds(held(key, hold, number))
+            }
+            Claim::Wait(_) => {
+                let place = entry.places.get(&lease).expect("a waiting lease has a place");
+                let holders = entry.holds.iter().take(CLAIM_HOLDERS_MAX);
+                Claimed::Waits(Waiting {
+                    key: key.to_vec(),
+                    position: entry.queue.rank(place) as u32,
+                    waiters_total: entry.queue.len() as u32,
+                    holders: holders.map(|(id, hold)| self.holder(entry, *id, hold)).collect(),
+                })
+            }
+        }
     }
 
     /// What a retry of that number would be answered now: `Queued` with its present position, or
@@ -323,6 +353,20 @@ impl State {
     pub fn wait_result(&self, lease: LeaseId, number: Number) -> Option<Outcome> {
         let record = self.leases.get(&lease)?.memory.get(number)?;
         Some(self.present(lease, number, record))
+    }
+}
+
+/// A hold as its lease sees it, under the number of one of its acquires.
+fn held(key: &[u8], hold: &Hold, number: Number) -> HeldKey {
+    HeldKey {
+        key: key.to_vec(),
+        token: hold.token,
+        mode: hold.mode,
+        number,
+        forced: hold.forced.is_some(),
+        slots: hold.slots.as_slice().to_vec(),
+        entries: 1 + hold.again.len() as u32,
+        asked: hold.asked.is_some(),
     }
 }
 

@@ -13,15 +13,16 @@
 //! acquire NAME NUMBER KEY [wait=MS] [value=TEXT] [own=TTL] [mode=MODE]
 //! cancel NAME NUMBER [release]
 //! release NAME NUMBER KEY TOKEN
-//!     acquire, acquire-all, cancel, release and convert take [floor=N] [acks=N,N] [secret=bad]
+//!     acquire, acquire-all, cancel, release, convert and set-value take [floor=N] [acks=N,N] [secret=bad]
 //! release-own LEASE KEY TOKEN [secret=bad]
 //! close LEASE [secret=bad] | expire LEASE | time-out LEASE NUMBER
 //! acquire-all NAME NUMBER KEY MODE [wait=MS] [value=TEXT] [own=TTL] [delay=MS] [reentrant]
+//! set-value NAME NUMBER KEY TOKEN TEXT | ask-yield KEY TOKEN [who=TEXT] [why=TEXT] [within=MS]
 //! set-limit KEY LIMIT [who=TEXT] | end-delay KEY TOKEN
 //! convert NAME NUMBER KEY TOKEN MODE
 //! force KEY TOKEN [who=TEXT] [why=TEXT] [now] | end-forced KEY TOKEN
 //! times COUNT LINE                              prints how often each outcome came
-//! get KEY | ls [PREFIX [AFTER [LIMIT]]] | sessions | holds LEASE | result LEASE NUMBER | state
+//! get KEY | ls [PREFIX [AFTER [LIMIT]]] | sessions | holds LEASE | result LEASE NUMBER | claim LEASE NUMBER | state
 //! ```
 //!
 //! MODE is `exclusive`, `shared`, `N/LIMIT` for permits, or a number. `TEXT*N` is TEXT repeated, `-` is empty, `0xHH…` are bytes. LEASE is a name or `#ID`.
@@ -200,14 +201,6 @@ impl World {
                 mode: mode(line.word(5)),
             },
             "acquire-all" => self.acquire_all(line),
-            "set-limit" => Command::SetLimit {
-                key: bytes(line.word(1)),
-                limit: line.number(2) as u32,
-                who: text("who"),
-            },
-            "end-delay" => {
-                Command::EndDelay { key: bytes(line.word(1)), token: Token(line.number(2)) }
-            }
             "release-own" => Command::ReleaseOwn {
                 lease: self.lease(line.word(1)),
                 secret: line.secret(),
@@ -228,6 +221,34 @@ impl World {
             },
             "end-forced" => {
                 Command::EndForced { key: bytes(line.word(1)), token: Token(line.number(2)) }
+            }
+            _ => return self.option_command(line),
+        })
+    }
+
+    fn option_command(&self, line: &Line<'_>) -> Option<Command> {
+        let text = |name: &str| bytes(line.options.get(name).unwrap_or(&"-"));
+        Some(match line.word(0) {
+            "set-value" => Command::SetValue {
+                caller: self.caller(line),
+                key: bytes(line.word(3)),
+                token: Token(line.number(4)),
+                value: bytes(line.word(5)),
+            },
+            "ask-yield" => Command::AskYield {
+                key: bytes(line.word(1)),
+                token: Token(line.number(2)),
+                who: text("who"),
+                why: text("why"),
+                within_ms: line.option("within", 0) as u32,
+            },
+            "set-limit" => Command::SetLimit {
+                key: bytes(line.word(1)),
+                limit: line.number(2) as u32,
+                who: text("who"),
+            },
+            "end-delay" => {
+                Command::EndDelay { key: bytes(line.word(1)), token: Token(line.number(2)) }
             }
             _ => return None,
         })
@@ -302,6 +323,10 @@ impl World {
                     Some(outcome) => print::outcome(names, &outcome, out),
                     None => out.push_str("nothing\n"),
                 }
+            }
+            "claim" => {
+                let lease = self.lease(line.word(1));
+                print::claim(names, self.state.claim(lease, Number(line.number(2))), out);
             }
             "state" => print::state(&self.state, out),
             word => panic!("unknown line: {word}"),

@@ -304,6 +304,8 @@ impl<E: Env> Router<E> {
                 | Command::ReleaseOwn { key, .. }
                 | Command::Convert { key, .. }
                 | Command::SetLimit { key, .. }
+                | Command::SetValue { key, .. }
+                | Command::AskYield { key, .. }
                 | Command::ForceRelease { key, .. }
                     if shard_of(key, self.shards_total) != request.shard =>
                 {
@@ -316,6 +318,7 @@ impl<E: Env> Router<E> {
             Request::List(request) => Some(request.shard),
             Request::Sessions(request) => Some(request.shard),
             Request::Holds(request) => Some(request.shard),
+            Request::Claim(request) => Some(request.shard),
             Request::Transfer(request) => Some(request.shard),
             Request::Hello(_) | Request::Status(_) | Request::Ping => None,
         }

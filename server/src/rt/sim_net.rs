@@ -158,6 +158,11 @@ impl SimNet {
         self.inner.state.borrow_mut().delays.insert((from, to), (min, max));
     }
 
+    /// The link delays as configured again.
+    pub fn reset_delay(&self, from: DomainId, to: DomainId) {
+        self.inner.state.borrow_mut().delays.remove(&(from, to));
+    }
+
     /// All links delay as configured again.
     pub fn reset_delays(&self) {
         self.inner.state.borrow_mut().delays.clear();

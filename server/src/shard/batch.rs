@@ -143,7 +143,8 @@ fn size_of_command(command: &Command) -> usize {
     let caller = |acks: usize| 8 * acks;
     FIXED
         + match command {
-            Command::Acquire { caller: who, key, value, .. } => {
+            Command::Acquire { caller: who, key, value, .. }
+            | Command::SetValue { caller: who, key, value, .. } => {
                 caller(who.acks.len()) + key.len() + value.len()
             }
             Command::Release { caller: who, key, .. }
@@ -157,7 +158,8 @@ fn size_of_command(command: &Command) -> usize {
             Command::ReleaseOwn { key, .. }
             | Command::EndForced { key, .. }
             | Command::EndDelay { key, .. } => key.len(),
-            Command::ForceRelease { key, who, why, .. } => key.len() + who.len() + why.len(),
+            Command::ForceRelease { key, who, why, .. }
+            | Command::AskYield { key, who, why, .. } => key.len() + who.len() + why.len(),
             Command::Open { label, .. } => label.len(),
             Command::Close { .. }
             | Command::Begin { .. }

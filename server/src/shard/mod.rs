@@ -27,7 +27,7 @@ use std::time::Duration;
 use leasehold_core::State;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::Event;
-use leasehold_protocol::ids::{NodeId, ShardId};
+use leasehold_protocol::ids::{LeaseId, NodeId, ShardId};
 use leasehold_protocol::planted;
 use leasehold_protocol::request::Request;
 
@@ -163,7 +163,11 @@ impl<E: Env> Shard<E> {
         match request {
             Request::Command(request) => self.command(request, to, origin),
             Request::Renew(request) => self.renew(request, to, origin),
-            Request::Get(_) | Request::List(_) | Request::Sessions(_) | Request::Holds(_) => {
+            Request::Get(_)
+            | Request::List(_)
+            | Request::Sessions(_)
+            | Request::Holds(_)
+            | Request::Claim(_) => {
                 self.read(request, to, origin);
             }
             Request::Transfer(request) => self.transfer(request, to, origin),
@@ -216,6 +220,19 @@ impl<E: Env> Shard<E> {
         self.totals.waiters()
     }
 
+    /// Requests that wait for a confirmed round or for another node; `UNDER_WAY_MAX` at most.
+    pub fn under_way_len(&self) -> usize {
+        Rc::strong_count(&self.under_way) - 1
+    }
+
+    /// What is left of a live lease's TTL by the deadlines of this leader; `None` if it does not lead.
+    pub fn lease_left(&self, lease: LeaseId) -> Option<Duration> {
+        self.leads()?;
+        let ttl_ms = self.state.borrow().lease(lease)?.ttl_ms();
+        let left_ms = self.leases.borrow().remaining_ms(lease, ttl_ms, self.clock.now());
+        Some(Duration::from_millis(left_ms.into()))
+    }
+
     /// The leader as this node knows it, `NodeId(0)` if unknown.
     fn leader(&self) -> NodeId {
         self.group.leader_hint().unwrap_or(NodeId(0))
@@ -237,8 +254,7 @@ impl<E: Env> Shard<E> {
 
     /// A place among the requests that wait, given back when dropped; `None` if there is none.
     fn room(&self) -> Option<Rc<()>> {
-        let under_way = Rc::strong_count(&self.under_way) - 1;
-        (under_way < UNDER_WAY_MAX).then(|| Rc::clone(&self.under_way))
+        (self.under_way_len() < UNDER_WAY_MAX).then(|| Rc::clone(&self.under_way))
     }
 
     fn deadline(&self, timeout_ms: u32) -> MonoTime {

@@ -91,6 +91,10 @@ impl<E: Env> Shard<E> {
                 }
                 return Ok(());
             }
+            Command::SetValue { key, value, .. } => {
+                check_value(value)?;
+                key
+            }
             Command::SetLimit { key, limit, who } => {
                 check_limit(*limit)?;
                 check_label(who)?;
@@ -101,7 +105,8 @@ impl<E: Env> Shard<E> {
                 key
             }
             Command::Release { key, .. } | Command::ReleaseOwn { key, .. } => key,
-            Command::ForceRelease { key, who, why, .. } => {
+            Command::ForceRelease { key, who, why, .. }
+            | Command::AskYield { key, who, why, .. } => {
                 check_label(who)?;
                 check_reason(why)?;
                 key

@@ -5,8 +5,9 @@
 
 use std::rc::Rc;
 
+use leasehold_core::State;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{LeaseId, NodeId};
+use leasehold_protocol::ids::{LeaseId, NodeId, Secret};
 use leasehold_protocol::limits::PAGE_LEN_MAX;
 use leasehold_protocol::planted;
 use leasehold_protocol::reply::{KeyInfo, KeysReply, Reply, SessionsReply};
@@ -26,6 +27,7 @@ impl<E: Env> Shard<E> {
             Request::List(list) => (list.freshness, list.timeout_ms),
             Request::Sessions(sessions) => (Freshness::Linearizable, sessions.timeout_ms),
             Request::Holds(holds) => (Freshness::Linearizable, holds.timeout_ms),
+            Request::Claim(claim) => (Freshness::Linearizable, claim.timeout_ms),
             _ => return to.error(ErrorCode::UNKNOWN_KIND, NodeId(0)),
         };
         if freshness == Freshness::Stale {
@@ -75,16 +77,30 @@ impl<E: Env> Shard<E> {
                 }
                 Reply::Sessions(SessionsReply { revision: state.revision(), sessions, more })
             }
-            Request::Holds(request) => match state.lease(request.lease) {
-                None => refusal(ErrorCode::LEASE_DEAD),
-                Some(lease) if !lease.secret_matches(&request.secret) => {
-                    refusal(ErrorCode::BAD_SECRET)
-                }
-                Some(_) => state
+            Request::Holds(request) => match Self::may_read(&state, request.lease, &request.secret)
+            {
+                Err(code) => refusal(code),
+                Ok(()) => state
                     .holds(request.lease)
                     .map_or_else(|| refusal(ErrorCode::LEASE_DEAD), Reply::Holds),
             },
+            Request::Claim(request) => match Self::may_read(&state, request.lease, &request.secret)
+            {
+                Err(code) => refusal(code),
+                Ok(()) => state
+                    .claim(request.lease, request.number)
+                    .map_or_else(|| refusal(ErrorCode::LEASE_DEAD), Reply::Claim),
+            },
             _ => refusal(ErrorCode::UNKNOWN_KIND),
+        }
+    }
+
+    /// The lease is live and this is its secret.
+    fn may_read(state: &State, lease: LeaseId, secret: &Secret) -> Result<(), ErrorCode> {
+        match state.lease(lease) {
+            None => Err(ErrorCode::LEASE_DEAD),
+            Some(lease) if !lease.secret_matches(secret) => Err(ErrorCode::BAD_SECRET),
+            Some(_) => Ok(()),
         }
     }
 

@@ -17,7 +17,8 @@ use std::time::Duration;
 use leasehold_bench::history::OpKind;
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{LeaseId, Secret, ShardId, Token};
+use leasehold_protocol::ids::{LeaseId, Number, Secret, ShardId, Token};
+use leasehold_protocol::limits::VALUE_LEN_MAX;
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{CommandRequest, Freshness, GetRequest, Request};
@@ -31,6 +32,7 @@ use self::line::outcome;
 use crate::history::{About, Call, History};
 use crate::params::Params;
 use crate::session::Session;
+use crate::witness::Witness;
 
 /// Within this a node answers.
 pub(crate) const TIMEOUT_MS: u32 = 500;
@@ -62,12 +64,18 @@ pub(crate) struct Client {
     pub(crate) params: Params,
     pub(crate) history: Rc<History>,
     pub(crate) board: Rc<Board>,
+    pub(crate) witness: Rc<Witness>,
+    /// Reads again and again, at most so long after one another, if at all.
+    pub(crate) reads_ms: Option<u64>,
     /// Set when no further key is to be taken.
     pub(crate) stop: Rc<Cell<bool>>,
 }
 
 impl Client {
     pub(crate) async fn run(self: Rc<Self>) {
+        if let Some(pause_ms) = self.reads_ms {
+            drop(SimRt::spawn(self.clone().read_on(pause_ms)));
+        }
         let mut work = Work { line: Line::new(&self), me: self.clone(), sessions: BTreeMap::new() };
         while !self.stop.get() {
             work.sessions.retain(|_, session| !session.is_dead());
@@ -83,8 +91,7 @@ impl Client {
 
     async fn open(self: &Rc<Self>, shard: ShardId) -> Rc<Session> {
         let secret = Secret([self.id as u8; 16]);
-        let label = format!("client {}", self.id).into_bytes();
-        let ttl_ms = self.ttl_ms;
+        let (label, ttl_ms) = (self.label(), self.ttl_ms);
         let about = About { client: self.id, shard, ..About::default() };
         let call = self.history.call(about, OpKind::Open { ttl_ms });
         let open = command(shard, Command::Open { ttl_ms, secret, label });
@@ -98,6 +105,39 @@ impl Client {
         Session::new(self, (shard, lease), secret, ttl_ms, sent_ns)
     }
 
+    /// Reads on a connection of its own, which stays where it is as long as it is answered.
+    async fn read_on(self: Rc<Self>, pause_ms: u64) {
+        let mut line = Line::new(&self);
+        while !self.stop.get() {
+            self.read(&mut line, &self.any_key()).await;
+            SimRt::sleep(Duration::from_millis(self.rng.below(pause_ms))).await;
+        }
+    }
+
+    /// The holder's token.
+    async fn read(&self, line: &mut Line<'_>, key: &[u8]) -> Option<Token> {
+        let shard = self.shard_of(key);
+        let about = About { client: self.id, shard, key, ..About::default() };
+        let call = self.history.call(about, OpKind::Get);
+        let latest = self.witness.latest(shard);
+        let freshness = Freshness::Linearizable;
+        let get = GetRequest { key: key.to_vec(), freshness, timeout_ms: TIMEOUT_MS };
+        match line.ask(&Request::Get(get), Some(&call)).await {
+            Reply::Keys(reply) => {
+                assert!(!reply.stale, "a linearizable read is not stale");
+                let token = reply.keys[0].holders.first().map(|holder| holder.token);
+                call.read(token, reply.revision.0);
+                self.witness.read(latest, &reply);
+                token
+            }
+            other => panic!("client {}: get gave {other:?}", self.id),
+        }
+    }
+
+    fn label(&self) -> Vec<u8> {
+        format!("client {}", self.id).into_bytes()
+    }
+
     fn shard_of(&self, key: &[u8]) -> ShardId {
         shard_of(key, self.params.shards)
     }
@@ -105,6 +145,17 @@ impl Client {
     fn any_key(&self) -> Vec<u8> {
         format!("key/{}", self.rng.below(self.params.keys)).into_bytes()
     }
+}
+
+/// What a client with this label gives a key with its acquire of this number: mostly little, now and
+/// then nothing, or as much as fits.
+pub(crate) fn value_of(label: &[u8], key: &[u8], number: Number) -> Vec<u8> {
+    let number = number.0.to_le_bytes();
+    let bytes = label.iter().chain(key).chain(&number);
+    let seed = bytes.fold(0, |seed: u64, byte| seed.wrapping_mul(257).wrapping_add((*byte).into()));
+    let rng = SimRng::new(seed);
+    let len = if rng.chance(10) { VALUE_LEN_MAX } else { rng.below(100) as usize };
+    (0..len).map(|_| rng.next() as u8).collect()
 }
 
 fn command(shard: ShardId, command: Command) -> Request {
@@ -174,20 +225,7 @@ impl Work<'_> {
 
     /// The holder's token.
     async fn read_key(&mut self, key: &[u8]) -> Option<Token> {
-        let shard = self.me.shard_of(key);
-        let about = About { client: self.me.id, shard, key, ..About::default() };
-        let call = self.me.history.call(about, OpKind::Get);
-        let freshness = Freshness::Linearizable;
-        let get = GetRequest { key: key.to_vec(), freshness, timeout_ms: TIMEOUT_MS };
-        match self.line.ask(&Request::Get(get), Some(&call)).await {
-            Reply::Keys(reply) => {
-                assert!(!reply.stale, "a linearizable read is not stale");
-                let token = reply.keys[0].holders.first().map(|holder| holder.token);
-                call.read(token, reply.revision.0);
-                token
-            }
-            other => panic!("client {}: get gave {other:?}", self.me.id),
-        }
+        self.me.read(&mut self.line, key).await
     }
 
     /// Ends the session: every lease of it.

@@ -2,6 +2,7 @@
 //! every death.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use leasehold_server::rt::sim::{DomainId, SimRt, SimWorld};
 use leasehold_server::rt::sim_net::SimNet;
 use openraft_rt::AsyncRuntime;
 
+use crate::bounds::Bounds;
 use crate::coverage::{Coverage, Seen};
 use crate::history::Violations;
 use crate::ledger::Ledger;
@@ -28,6 +30,9 @@ pub(crate) enum Death {
     /// The machine with its disk; what comes back is an empty one.
     Wiped,
 }
+
+/// One direction between two machines.
+pub(crate) type Link = (DomainId, DomainId);
 
 pub(crate) struct Machine {
     pub(crate) node: u64,
@@ -86,6 +91,11 @@ pub(crate) struct Cluster {
     pub(crate) coverage: Rc<Coverage>,
     pub(crate) timeline: Rc<Timeline>,
     pub(crate) params: Params,
+    /// How many faults each cut link has: it heals with the last of them.
+    cuts: RefCell<BTreeMap<Link, u32>>,
+    /// The newest leadership of each shard: term, node, and since when.
+    led: RefCell<BTreeMap<ShardId, (u64, u64, u64)>>,
+    pub(crate) bounds: Bounds,
 }
 
 impl Cluster {
@@ -117,6 +127,9 @@ impl Cluster {
             coverage: Rc::default(),
             timeline: Rc::new(Timeline::new()),
             params,
+            cuts: RefCell::default(),
+            led: RefCell::default(),
+            bounds: Bounds::default(),
         });
         for machine in &cluster.machines {
             drop(SimRt::spawn(cluster.clone().supervise(machine.clone())));
@@ -139,6 +152,29 @@ impl Cluster {
         while self.shards().any(|shard| self.leader(shard).is_none()) {
             SimRt::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    /// Nothing passes the link until everyone who cut it heals it.
+    pub(crate) fn cut_link(&self, link: Link) {
+        *self.cuts.borrow_mut().entry(link).or_default() += 1;
+        self.net.cut(link.0, link.1);
+    }
+
+    /// Takes one cut back.
+    pub(crate) fn heal_link(&self, link: Link) {
+        let mut cuts = self.cuts.borrow_mut();
+        let left = cuts.get_mut(&link).expect("a link that is healed was cut");
+        *left -= 1;
+        if *left == 0 {
+            cuts.remove(&link);
+            self.net.heal(link.0, link.1);
+        }
+    }
+
+    /// Takes all cuts back.
+    pub(crate) fn heal_links(&self) {
+        self.cuts.borrow_mut().clear();
+        self.net.heal_all();
     }
 
     /// Ends a machine's process and starts it again after `down`.
@@ -199,6 +235,12 @@ impl Cluster {
         };
         let leading = self.machines.iter().filter(|machine| term(machine).is_some());
         leading.max_by_key(term).cloned()
+    }
+
+    /// The newest leader of the shard, if it led before this time.
+    pub(crate) fn led_since(&self, shard: ShardId, true_ns: u64) -> Option<Rc<Machine>> {
+        let (_, node, since_ns) = *self.led.borrow().get(&shard)?;
+        (since_ns < true_ns).then(|| self.machines[node as usize - 1].clone())
     }
 
     /// All shards.
@@ -314,6 +356,10 @@ impl Cluster {
             return;
         };
         self.timeline.note(format!("shard {shard}: node {node} leads in term {term}"));
+        let newest = self.led.borrow().get(&shard).map(|(term, node, _)| (*term, *node));
+        if newest.is_none_or(|newest| newest < (term, node)) {
+            self.led.borrow_mut().insert(shard, (term, node, self.world.now_ns()));
+        }
         let deposed = |machine: &&Rc<Machine>| {
             let leads = |node: Node| node.shard(shard).group.leadership().is_some();
             machine.node != node && machine.running().is_some_and(leads)

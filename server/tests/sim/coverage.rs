@@ -45,6 +45,12 @@ pub(crate) enum Seen {
     Transferred,
     /// Bytes of an abandoned connection reached a node later.
     LateBytes,
+    /// A renewal's acknowledgement was compared with the newest leader's own deadline.
+    RenewalCompared,
+    /// A read's value was compared with what the acquire gave.
+    ValueCompared,
+    /// Five nodes served while their old leader reached one of them only, and one reached nobody.
+    BridgeServed,
     OneNode,
     ThreeNodes,
     FiveNodes,
@@ -52,7 +58,7 @@ pub(crate) enum Seen {
 }
 
 impl Seen {
-    const ALL: [Self; 20] = [
+    const ALL: [Self; 23] = [
         Self::LeaderKilled,
         Self::LeaderPausedPastElection,
         Self::LeaderInMinority,
@@ -69,6 +75,9 @@ impl Seen {
         Self::DiedInStart,
         Self::Transferred,
         Self::LateBytes,
+        Self::RenewalCompared,
+        Self::ValueCompared,
+        Self::BridgeServed,
         Self::OneNode,
         Self::ThreeNodes,
         Self::FiveNodes,

@@ -31,6 +31,12 @@ pub(crate) enum Fault {
     Isolate,
     IsolateLeader,
     IsolateLeaderWithClient,
+    /// A leader and some clients on one side, for longer than an election and a TTL; in half of the
+    /// cases nothing else happens meanwhile.
+    SecludeLeader,
+    /// What a leader is told arrives late, what it says does not; one node that does not hear it
+    /// may ask for votes.
+    LateAcks,
     IsolateAll,
     /// Two sides that share only one node.
     Bridge,
@@ -65,7 +71,7 @@ pub(crate) enum Fault {
 
 impl Fault {
     /// All kinds with how often they come compared to others.
-    const WEIGHTS: [(Self, u64); 36] = [
+    const WEIGHTS: [(Self, u64); 38] = [
         (Self::Kill, 2),
         (Self::KillLeader, 3),
         (Self::KillAll, 1),
@@ -79,6 +85,8 @@ impl Fault {
         (Self::Isolate, 2),
         (Self::IsolateLeader, 3),
         (Self::IsolateLeaderWithClient, 3),
+        (Self::SecludeLeader, 6),
+        (Self::LateAcks, 4),
         (Self::IsolateAll, 1),
         (Self::Bridge, 3),
         (Self::CutOneWay, 3),
@@ -104,8 +112,8 @@ impl Fault {
         (Self::JumpClient, 4),
     ];
 
-    pub(crate) const ALL: [Self; 36] = {
-        let mut all = [Self::Kill; 36];
+    pub(crate) const ALL: [Self; 38] = {
+        let mut all = [Self::Kill; 38];
         let mut index = 0;
         while index < all.len() {
             all[index] = Self::WEIGHTS[index].0;
@@ -171,10 +179,11 @@ pub(crate) async fn storm(cluster: &Rc<Cluster>, clients: &[DomainId], swarm: &S
         if injector.inject(fault) {
             cluster.coverage.count(fault);
         }
+        SimRt::sleep(injector.calm()).await;
     }
     over.set(true);
     cluster.timeline.note("the storm is over".to_owned());
-    cluster.net.heal_all();
+    cluster.heal_links();
     cluster.net.reset_delays();
     cluster.net.unclog_all();
     for machine in &cluster.machines {

@@ -57,6 +57,8 @@ pub(crate) struct History {
     /// Leases that ended before their clients wanted.
     pub(crate) lost: Cell<u64>,
     granted: RefCell<BTreeMap<u32, u64>>,
+    /// Successful calls by shard.
+    served: RefCell<BTreeMap<u32, u64>>,
     operations: Cell<u64>,
 }
 
@@ -130,6 +132,11 @@ impl History {
     /// Grants of a shard that clients know of.
     pub(crate) fn granted(&self, shard: ShardId) -> u64 {
         self.granted.borrow().get(&shard.0).copied().unwrap_or(0)
+    }
+
+    /// Successful calls of a shard.
+    pub(crate) fn served(&self, shard: ShardId) -> u64 {
+        self.served.borrow().get(&shard.0).copied().unwrap_or(0)
     }
 
     /// Successful calls.
@@ -208,35 +215,37 @@ impl Call {
     /// Its definite answer.
     pub(crate) fn answered(&self, answer: &Result<Answer, ErrorCode>) {
         let now_ns = SimWorld::current().now_ns();
-        let (ok, granted) = self.edit(|op| {
+        let (ok, shard, granted) = self.edit(|op| {
             op.outcome = match answer {
                 Ok(answer) => told(answer, op.lease),
                 Err(code) => refused(*code),
             };
             op.return_ns = Some(now_ns);
             let granted = matches!(op.outcome, Outcome::Granted { .. });
-            (op.outcome.is_ok(), granted.then_some(op.shard))
+            (op.outcome.is_ok(), op.shard, granted)
         });
         if ok {
-            self.count(granted);
+            self.count(shard, granted);
         }
     }
 
     /// The answer to a linearizable read.
     pub(crate) fn read(&self, token: Option<Token>, revision: u64) {
         let now_ns = SimWorld::current().now_ns();
-        self.edit(|op| {
+        let shard = self.edit(|op| {
             let token = token.map(|token| token.0);
             op.outcome = Outcome::Read { token, revision, stale: false };
             op.return_ns = Some(now_ns);
+            op.shard
         });
-        self.count(None);
+        self.count(shard, false);
     }
 
-    /// One more success, perhaps a grant of a shard.
-    fn count(&self, granted: Option<u32>) {
+    /// One more success of a shard, perhaps a grant.
+    fn count(&self, shard: u32, granted: bool) {
         self.history.operations.set(self.history.operations.get() + 1);
-        if let Some(shard) = granted {
+        *self.history.served.borrow_mut().entry(shard).or_default() += 1;
+        if granted {
             *self.history.granted.borrow_mut().entry(shard).or_default() += 1;
         }
     }

@@ -11,7 +11,7 @@ use leasehold_server::disk::sim::{Io, SimDiskConfig};
 use leasehold_server::rt::sim::{DomainId, SimRng, SimRt, SimWorld};
 use openraft_rt::AsyncRuntime;
 
-use crate::cluster::{Cluster, Death, Machine};
+use crate::cluster::{Cluster, Death, Link, Machine};
 use crate::coverage::Seen;
 use crate::faults::Fault;
 use crate::params::draw_rate_ppm;
@@ -25,8 +25,6 @@ const STALL_MAX: Duration = Duration::from_millis(500);
 /// What a disk does whose failure a node must not survive.
 const FAILING: [Io; 6] = [Io::Sync, Io::SyncNew, Io::Write, Io::Create, Io::Rename, Io::SyncDir];
 
-type Link = (DomainId, DomainId);
-
 /// See the module.
 pub(crate) struct Injector<'a> {
     cluster: &'a Rc<Cluster>,
@@ -35,6 +33,10 @@ pub(crate) struct Injector<'a> {
     clients: &'a [DomainId],
     /// Set at the end of the storm, when everything is healed at once.
     over: Rc<Cell<bool>>,
+    /// For so long nothing else is to happen.
+    calm: Cell<Duration>,
+    /// That was so once in this run.
+    was_calm: Cell<bool>,
 }
 
 impl<'a> Injector<'a> {
@@ -44,7 +46,13 @@ impl<'a> Injector<'a> {
         over: &Rc<Cell<bool>>,
     ) -> Self {
         let world = &cluster.world;
-        Self { cluster, world, rng: world.rng(), clients, over: over.clone() }
+        let (calm, was_calm) = (Cell::default(), Cell::default());
+        Self { cluster, world, rng: world.rng(), clients, over: over.clone(), calm, was_calm }
+    }
+
+    /// How long to wait, besides the usual pause, before the next fault.
+    pub(crate) fn calm(&self) -> Duration {
+        self.calm.take()
     }
 
     /// Does it; false if there was nothing to do it to.
@@ -66,6 +74,8 @@ impl<'a> Injector<'a> {
             | Fault::Bridge
             | Fault::CutOneWay
             | Fault::CutPair => self.cut_off(fault, spell),
+            Fault::SecludeLeader => self.seclude(),
+            Fault::LateAcks => self.late_acks(spell),
             Fault::BreakStreams
             | Fault::LoseStreams
             | Fault::HoldStreams
@@ -139,6 +149,7 @@ impl<'a> Injector<'a> {
     fn pause(&self, fault: Fault, spell: Duration) -> bool {
         let machine = match fault {
             Fault::StunLeader => self.leader(),
+            Fault::FreezeNode if self.rng.chance(500) => self.leader(),
             _ => Some(self.any()),
         };
         let Some(machine) = machine else { return false };
@@ -189,6 +200,54 @@ impl<'a> Injector<'a> {
         };
         self.note(fault, who, spell);
         self.cut(links, spell, |_| {});
+        true
+    }
+
+    /// Long enough that others elect a leader and end the leases that it hears nothing of.
+    fn seclude(&self) -> bool {
+        let nodes: Vec<_> = self.cluster.machines.iter().map(|machine| machine.domain).collect();
+        let Some(leader) = self.leader().filter(|_| nodes.len() > 1) else { return false };
+        self.cluster.coverage.count(Seen::LeaderInMinority);
+        let params = &self.cluster.params;
+        let (ttl_ms, spread_ms) = (u64::from(params.ttl_ms_min), u64::from(params.ttl_ms_spread));
+        let spell = Duration::from_millis(1_000 + ttl_ms + self.rng.below(spread_ms + 1_000));
+        let others: Vec<_> = nodes.iter().copied().filter(|node| *node != leader.domain).collect();
+        let first = self.rng.below(self.clients.len() as u64) as usize;
+        // Somebody stays outside to move the keys on.
+        let len = 1 + self.rng.below(self.clients.len() as u64 - 1) as usize;
+        let inside: Vec<_> = self.clients.iter().copied().cycle().skip(first).take(len).collect();
+        let mut links = both_ways(&[leader.domain], &others);
+        links.extend(both_ways(&inside, &others));
+        self.note(Fault::SecludeLeader, (leader.node, inside), spell);
+        if !self.was_calm.get() && self.rng.chance(500) {
+            self.was_calm.set(true);
+            self.calm.set(spell);
+        }
+        self.cut(links, spell, |_| {});
+        true
+    }
+
+    /// The leader hears late from all but one, who may not hear it at all.
+    fn late_acks(&self, spell: Duration) -> bool {
+        let nodes: Vec<_> = self.cluster.machines.iter().map(|machine| machine.domain).collect();
+        let Some(leader) = self.leader().filter(|_| nodes.len() > 2) else { return false };
+        let mut others: Vec<_> =
+            nodes.iter().copied().filter(|node| *node != leader.domain).collect();
+        let asking = others.swap_remove(self.rng.below(others.len() as u64) as usize);
+        let delay = Duration::from_millis(100 + self.rng.below(1_500));
+        self.note(Fault::LateAcks, (leader.node, asking, delay), spell);
+        let late: Vec<Link> = others.iter().map(|other| (*other, leader.domain)).collect();
+        for (from, to) in &late {
+            self.cluster.net.set_delay(*from, *to, delay, delay + delay / 4);
+        }
+        if self.rng.chance(700) {
+            let mut links = both_ways(&[asking], &others);
+            links.push((leader.domain, asking));
+            self.cut(links, spell, |_| {});
+        }
+        self.after(spell + delay, move |cluster| {
+            late.iter().for_each(|(from, to)| cluster.net.reset_delay(*from, *to));
+        });
         true
     }
 
@@ -376,14 +435,10 @@ impl<'a> Injector<'a> {
 
     /// Cuts links and heals them after `spell`; `then` comes before.
     fn cut(&self, links: Vec<Link>, spell: Duration, then: impl FnOnce(&Cluster) + 'static) {
-        for (from, to) in &links {
-            self.cluster.net.cut(*from, *to);
-        }
+        links.iter().for_each(|link| self.cluster.cut_link(*link));
         self.after(spell, move |cluster| {
             then(cluster);
-            for (from, to) in links {
-                cluster.net.heal(from, to);
-            }
+            links.into_iter().for_each(|link| cluster.heal_link(link));
         });
     }
 
@@ -400,7 +455,7 @@ impl<'a> Injector<'a> {
 }
 
 /// The links between two groups that may have members in common.
-fn both_ways(some: &[DomainId], others: &[DomainId]) -> Vec<Link> {
+pub(crate) fn both_ways(some: &[DomainId], others: &[DomainId]) -> Vec<Link> {
     let mut links = Vec::new();
     for one in some {
         for other in others.iter().filter(|other| *other != one) {

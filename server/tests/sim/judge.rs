@@ -69,6 +69,9 @@ pub(crate) fn look(cluster: &Cluster, history: &History) {
         let (name, limit) = ("leases of a shard".to_owned(), LEASES_MAX as u64);
         history.push(Record::Peak(Peak { node, name, seen: leases, limit }));
     }
+    for peak in cluster.bounds.peaks() {
+        history.push(Record::Peak(peak));
+    }
 }
 
 /// As the shard's leader has it; `None` if nobody leads.

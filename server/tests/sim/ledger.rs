@@ -109,6 +109,11 @@ impl ShardLedger {
         }
     }
 
+    /// The newest revision that any node has applied.
+    pub(crate) fn latest(&self) -> u64 {
+        self.digests.borrow().last_key_value().map_or(0, |(revision, _)| *revision)
+    }
+
     /// All events in order.
     pub(crate) fn events(&self) -> Vec<Event> {
         self.events.borrow().values().flatten().cloned().collect()

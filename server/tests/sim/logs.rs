@@ -135,6 +135,7 @@ impl Logs {
 pub(crate) async fn watch(cluster: Rc<Cluster>, logs: Rc<Logs>) {
     loop {
         logs.look(&cluster);
+        cluster.bounds.look(&cluster);
         SimRt::sleep(EVERY).await;
     }
 }

@@ -12,6 +12,8 @@
 //! run twice, and both runs must have the same hash. Exit code 1 is a violation, 2 an invocation
 //! that proves nothing, because some kind of fault never happened or the simulator itself is wrong.
 
+mod bounds;
+mod bridge;
 mod client;
 mod cluster;
 mod coverage;
@@ -29,6 +31,7 @@ mod proof;
 mod run;
 mod session;
 mod timeline;
+mod witness;
 
 use std::process::ExitCode;
 

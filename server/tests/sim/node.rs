@@ -47,7 +47,7 @@ impl Env for SimEnv {
 pub(crate) const CLUSTER: ClusterId = ClusterId([1; 16]);
 
 const TOKEN_BASE: Token = Token(1 << 20);
-const CONNECTIONS_MAX: usize = 256;
+pub(crate) const CONNECTIONS_MAX: usize = 256;
 
 pub(crate) fn client_addr(node: u64) -> String {
     format!("node{node}:7000")
@@ -55,6 +55,11 @@ pub(crate) fn client_addr(node: u64) -> String {
 
 fn peer_addr(node: u64) -> String {
     format!("node{node}:7001")
+}
+
+/// Small segments, so that there are many of them.
+pub(crate) fn wal_config() -> WalConfig {
+    WalConfig { segment_len: 256 * 1024, ..WalConfig::default() }
 }
 
 /// Of the node's first disk, or of the one that came in its place.
@@ -93,6 +98,8 @@ pub(crate) struct Start {
 #[derive(Clone)]
 pub(crate) struct Node {
     pub(crate) shards: Rc<[Hosted]>,
+    pub(crate) wal: Wal<SimEnv>,
+    pub(crate) connections: Rc<Connections>,
 }
 
 impl Node {
@@ -111,6 +118,7 @@ pub(crate) struct Hosted {
     pub(crate) id: ShardId,
     pub(crate) group: Rc<Group<SimEnv>>,
     pub(crate) state: Rc<RefCell<State>>,
+    pub(crate) shard: Rc<Shard<SimEnv>>,
 }
 
 /// Tells the ledger, then the shard, what was applied.
@@ -237,13 +245,14 @@ impl Start {
         let router = Router::new((0, 1), cluster, shards.clone(), peers.clone(), addresses, hops);
         peers.set_service(Rc::new(Service(Rc::new(ForwardService::new(router.clone())))));
         self.serve_peers(peers);
-        self.serve_clients(router);
+        let connections = self.serve_clients(router);
         let hosted = |shard: &Rc<Shard<SimEnv>>| Hosted {
             id: shard.id(),
             group: shard.group().clone(),
             state: shard.state().clone(),
+            shard: shard.clone(),
         };
-        Ok(Node { shards: shards.iter().map(hosted).collect() })
+        Ok(Node { shards: shards.iter().map(hosted).collect(), wal, connections })
     }
 
     async fn open_shard(
@@ -309,9 +318,9 @@ impl Start {
             cores: 1,
             boot: self.boot,
         };
-        let config = WalConfig { segment_len: 256 * 1024, ..WalConfig::default() };
         let salts = SimRng::new(self.boot << 8 | self.node);
-        let opened = Wal::open(config, identity, self.disk.clone(), move || salts.next()).await;
+        let opened =
+            Wal::open(wal_config(), identity, self.disk.clone(), move || salts.next()).await;
         opened.map_err(|error| error.to_string())
     }
 
@@ -348,19 +357,21 @@ impl Start {
         }));
     }
 
-    fn serve_clients(&self, router: Rc<Router<SimEnv>>) {
+    fn serve_clients(&self, router: Rc<Router<SimEnv>>) -> Rc<Connections> {
         let mut listener = self.host.listen(&client_addr(self.node)).expect("the address is free");
         let connections = Connections::new(CONNECTIONS_MAX);
         let door =
             Rc::new(Door { node: self.node, nodes: self.nodes, shards: self.shards, router });
         drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
+        let serving = connections.clone();
         drop(SimRt::spawn(async move {
             loop {
                 let (reader, writer) = listener.accept().await;
                 let serving =
-                    connections.clone().serve::<SimEnv>(door.clone(), reader, writer, SimClock);
+                    serving.clone().serve::<SimEnv>(door.clone(), reader, writer, SimClock);
                 drop(SimRt::spawn(serving));
             }
         }));
+        connections
     }
 }

@@ -12,6 +12,7 @@ use leasehold_core::invariants;
 use leasehold_server::rt::sim::{DomainId, JoinHandle, SimRng, SimRt, SimWorld};
 use openraft_rt::AsyncRuntime;
 
+use crate::bridge;
 use crate::client::{Board, Client};
 use crate::cluster::{Cluster, Machine};
 use crate::coverage::Seen;
@@ -21,6 +22,7 @@ use crate::judge::{self, SERVED_MIN};
 use crate::logs::{self, Logs};
 use crate::node::Node;
 use crate::params::{Params, draw_rate_ppm};
+use crate::witness::Witness;
 
 /// Within this, after all faults are taken back, everything must work again.
 const HEAL_LIMIT: Duration = Duration::from_mins(1);
@@ -42,7 +44,7 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
         cluster.form().await;
         let logs = Rc::new(Logs::default());
         drop(SimRt::spawn(logs::watch(cluster.clone(), logs.clone())));
-        let work = start_clients(&cluster, params);
+        let work = start_clients(&cluster, params, swarm.clocks_lie);
         storm(&cluster, &work.domains, &swarm).await;
         let history = work.history.clone();
         history.fault(FaultKind::Healed, 0);
@@ -57,9 +59,9 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
     report(seed, &cluster, &history, &swarm, &reports)
 }
 
-fn start_clients(cluster: &Cluster, params: Params) -> Work {
+fn start_clients(cluster: &Rc<Cluster>, params: Params, clocks_lie: bool) -> Work {
     let (stop, history) = (Rc::new(Cell::new(false)), Rc::new(History::default()));
-    let board = Rc::new(Board::default());
+    let (board, witness) = (Rc::new(Board::default()), Witness::new(cluster, clocks_lie));
     let mut work = Work { domains: vec![], clients: vec![], stop, history };
     let world = &cluster.world;
     for id in 1..=params.clients {
@@ -75,6 +77,8 @@ fn start_clients(cluster: &Cluster, params: Params) -> Work {
             params,
             history: work.history.clone(),
             board: board.clone(),
+            witness: witness.clone(),
+            reads_ms: world.rng().chance(400).then(|| 20 + world.rng().below(300)),
             stop: work.stop.clone(),
         };
         work.domains.push(domain);
@@ -92,7 +96,7 @@ async fn supervise(world: SimWorld, client: Rc<Client>) {
 }
 
 /// G8: without faults the cluster serves, all clients come to their end and all nodes agree.
-async fn heal(cluster: &Cluster, work: Work) {
+async fn heal(cluster: &Rc<Cluster>, work: Work) {
     let healed = async {
         for shard in judge::used_shards(cluster) {
             let before = work.history.granted(shard);
@@ -101,6 +105,7 @@ async fn heal(cluster: &Cluster, work: Work) {
             }
         }
         cluster.timeline.note("every shard served since the storm".to_owned());
+        bridge::serve(cluster, &work.history).await;
         work.stop.set(true);
         for client in work.clients {
             client.await.expect("the harness lives");

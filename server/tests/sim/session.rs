@@ -129,6 +129,7 @@ impl Session {
     fn extend(&self, sent_ns: u64) {
         let lease = (self.shard, self.lease);
         self.client.history.renewed(self.client.id, lease, self.ttl_ms, sent_ns);
+        self.client.witness.renewed(lease, self.ttl_ms, sent_ns);
         let ttl_ns = u64::from(self.ttl_ms) * 1_000_000;
         let margin_ns = (ttl_ns / 200).max(20_000_000);
         let local_ns = i128::from(ttl_ns - margin_ns);
@@ -242,7 +243,10 @@ impl Session {
         let asked_ns = SimWorld::current().now_ns();
         let Self { shard, lease, secret, .. } = *self;
         let request = HoldsRequest { shard, lease, secret, timeout_ms: TIMEOUT_MS };
-        match line.ask(&Request::Holds(request), None).await {
+        let latest = self.client.witness.latest(shard);
+        let reply = line.ask(&Request::Holds(request), None).await;
+        self.client.witness.holds(latest, &reply);
+        match reply {
             Reply::Holds(holds) => {
                 self.version.set(holds.version);
                 self.compare(&holds.holds, asked_ns);

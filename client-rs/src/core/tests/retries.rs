@@ -280,7 +280,9 @@ fn a_new_acquire_under_an_old_lease_is_refused_by_another_cluster_at_once() {
     rig.acquired(first).expect("granted");
     let conns: Vec<_> = rig.conns.keys().copied().collect();
     rig.nodes.values_mut().for_each(|node| *node = Node::Foreign);
-    conns.into_iter().for_each(|conn| rig.break_conn(conn));
+    for conn in conns {
+        rig.break_conn(conn);
+    }
     let second = rig.acquire(session, "other", Wait::Unlimited);
     rig.advance(ms(500));
     assert_eq!(rig.acquired(second).expect_err("no such cluster").code, ErrorCode::WRONG_CLUSTER);

@@ -347,6 +347,7 @@ impl Rig {
             forced,
             slots: Vec::new(),
             entries: 1,
+            asked: false,
         };
         let reply = HoldsReply {
             revision: Revision(1),

@@ -23,7 +23,7 @@ use crate::digest;
 use crate::invariants::Checker;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::{CLAIMS_MAX, State};
-use crate::table::{Claim, Forced, Ghost, Hold, KeyState, Lease, Waiter};
+use crate::table::{Asked, Claim, Forced, Ghost, Hold, KeyState, Lease, Waiter};
 
 /// Why bytes are not a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -321,6 +321,7 @@ impl Build {
                 ItemKind::Cancel => Kind::Cancel,
                 ItemKind::Release => Kind::Release,
                 ItemKind::Convert => Kind::Convert,
+                ItemKind::SetValue => Kind::SetValue,
             },
             print: item.print,
             answer: item.outcome.map_or(Answer::Waiting, Answer::Done),
@@ -410,6 +411,13 @@ impl Build {
             slots: Blob::new(&item.slots),
             delay_ms: item.delay_ms,
             again: item.again.clone(),
+            asked: item.asked.map(|asked| {
+                Rc::new(Asked {
+                    who: Blob::new(&asked.who),
+                    why: Blob::new(&asked.why),
+                    within_ms: asked.within_ms,
+                })
+            }),
         };
         if !entry.taken.put(&item.slots) {
             return Err("a slot is taken twice");

@@ -12,8 +12,8 @@ use leasehold_protocol::ids::{LeaseId, Number};
 use leasehold_protocol::planted;
 
 use super::item::{
-    End, ForcedItem, GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem,
-    WaiterItem,
+    AskedItem, End, ForcedItem, GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem,
+    RecordItem, WaiterItem,
 };
 use super::{BLOCK_HEADER_LEN, CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
 use crate::blob::Key;
@@ -202,6 +202,7 @@ fn record_item(lease: LeaseId, number: u64, record: &Record, late: bool) -> Item
             Kind::Cancel => ItemKind::Cancel,
             Kind::Release => ItemKind::Release,
             Kind::Convert => ItemKind::Convert,
+            Kind::SetValue => ItemKind::SetValue,
         },
         print: record.print,
         keep: record.keep,
@@ -243,6 +244,11 @@ fn hold_item(key: &Key, lease: LeaseId, hold: &Hold) -> Item {
         slots: hold.slots.as_slice().to_vec(),
         delay_ms: hold.delay_ms,
         again: hold.again.clone(),
+        asked: hold.asked.as_ref().map(|asked| AskedItem {
+            who: asked.who.as_slice().to_vec(),
+            why: asked.why.as_slice().to_vec(),
+            within_ms: asked.within_ms,
+        }),
     })
 }
 

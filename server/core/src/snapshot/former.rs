@@ -170,6 +170,7 @@ impl From<FormerHold> for HoldItem {
             slots: Vec::new(),
             delay_ms: 0,
             again: Vec::new(),
+            asked: None,
         }
     }
 }

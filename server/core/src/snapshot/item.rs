@@ -62,6 +62,7 @@ pub(super) enum ItemKind {
     Cancel,
     Release,
     Convert,
+    SetValue,
 }
 
 #[derive(Archive, Serialize, Deserialize)]
@@ -93,6 +94,14 @@ pub(super) struct HoldItem {
     pub(super) slots: Vec<u8>,
     pub(super) delay_ms: u32,
     pub(super) again: Vec<u64>,
+    pub(super) asked: Option<AskedItem>,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct AskedItem {
+    pub(super) who: Vec<u8>,
+    pub(super) why: Vec<u8>,
+    pub(super) within_ms: u32,
 }
 
 #[derive(Archive, Serialize, Deserialize)]

@@ -264,6 +264,7 @@ fn hold(key: &str, lease: u64, token: u64) -> HoldItem {
         slots: Vec::new(),
         delay_ms: 0,
         again: Vec::new(),
+        asked: None,
     }
 }
 

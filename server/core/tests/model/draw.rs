@@ -37,7 +37,7 @@ impl Arbitrary for Op {
     type Strategy = BoxedStrategy<Self>;
 
     fn arbitrary_with((): ()) -> BoxedStrategy<Self> {
-        (0_u8..60, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
+        (0_u8..65, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
             .prop_map(|(kind, who, which, how, ack)| Self { kind, who, which, how, ack })
             .boxed()
     }
@@ -74,6 +74,8 @@ impl Driver {
             44..=55 => self.acquire_all(op, model),
             56..=57 => return set_limit(op, model),
             58..=59 => return end_delay(op, model),
+            60..=62 => self.set_value(op, model),
+            63..=64 => return ask_yield(op, model),
             _ => return Command::Begin { token_base: Token(7) },
         };
         self.sent.push(command.clone());
@@ -161,7 +163,7 @@ impl Driver {
     fn acquire_all(&mut self, op: Op, model: &Model) -> Command {
         let lease = self.lease(op.who, model);
         let number = self.take_number(lease, 3);
-        let semaphore = op.which & 3 != 0;
+        let semaphore = op.which % 8 < 5;
         let limit = if op.which == 255 { 4 } else { 3 };
         let (key, mode, limit) = match (semaphore, op.which) {
             (true, 250..) => (KEYS[0], Mode::permits(1), 3),
@@ -181,7 +183,7 @@ impl Driver {
             own: own.then_some(OwnLease { ttl_ms: 2_000, secret: SECRET }),
             value: vec![op.how; usize::from(op.how % 3)],
             wait_ms: if op.how.is_multiple_of(4) { 0 } else { 60_000 },
-            delay_ms: if op.how & 32 == 0 { 0 } else { 5_000 },
+            delay_ms: if op.how & 32 == 0 && mode != Mode::SHARED { 0 } else { 5_000 },
         }
     }
 
@@ -236,6 +238,16 @@ impl Driver {
         Command::Convert { caller: self.caller(lease, number, op, model), key, token, mode }
     }
 
+    /// Like a change of mode, but of the value.
+    fn set_value(&mut self, op: Op, model: &Model) -> Command {
+        match self.convert(op, model) {
+            Command::Convert { caller, key, token, .. } => {
+                Command::SetValue { caller, key, token, value: vec![op.ack % 4; 2] }
+            }
+            other => other,
+        }
+    }
+
     /// The very same command again, with a newer floor.
     fn resend(&mut self, op: Op, model: &Model) -> Command {
         let recent = self.sent.len().min(20);
@@ -247,7 +259,8 @@ impl Driver {
         | Command::Cancel { caller, .. }
         | Command::Release { caller, .. }
         | Command::Convert { caller, .. }
-        | Command::AcquireAll { caller, .. } = &mut command
+        | Command::AcquireAll { caller, .. }
+        | Command::SetValue { caller, .. } = &mut command
         {
             *caller = self.caller(caller.lease, caller.number.0, op, model);
         }
@@ -265,7 +278,9 @@ impl Driver {
             Command::Acquire { value, .. } => value.push(0xff),
             Command::AcquireAll { wants, .. } => wants[0].reentrant ^= true,
             Command::Cancel { release_if_granted, .. } => *release_if_granted ^= true,
-            Command::Release { token, .. } | Command::Convert { token, .. } => token.0 += 1,
+            Command::Release { token, .. }
+            | Command::Convert { token, .. }
+            | Command::SetValue { token, .. } => token.0 += 1,
             _ => {}
         }
         command
@@ -368,6 +383,12 @@ fn end_delay(op: Op, model: &Model) -> Command {
     }
 }
 
+fn ask_yield(op: Op, model: &Model) -> Command {
+    let (key, token) = held(op, model, false);
+    let (who, why) = (vec![b'a' + op.ack % 2], b"please".to_vec());
+    Command::AskYield { key, token, who, why, within_ms: u32::from(op.how % 2) }
+}
+
 fn end_forced(op: Op, model: &Model) -> Command {
     let (key, token) = held(op, model, !op.how.is_multiple_of(4));
     Command::EndForced { key, token }
@@ -390,6 +411,8 @@ fn kind_of(command: &Command) -> &'static str {
         Command::AcquireAll { .. } => "acquire_all",
         Command::SetLimit { .. } => "set_limit",
         Command::EndDelay { .. } => "end_delay",
+        Command::SetValue { .. } => "set_value",
+        Command::AskYield { .. } => "ask_yield",
     }
 }
 
@@ -422,7 +445,8 @@ pub(crate) fn cover(
     | Command::Cancel { caller, .. }
     | Command::Release { caller, .. }
     | Command::Convert { caller, .. }
-    | Command::AcquireAll { caller, .. } = command
+    | Command::AcquireAll { caller, .. }
+    | Command::SetValue { caller, .. } = command
     {
         cover_numbered(command, caller, outcome, (before, after), &mut count);
     }
@@ -490,8 +514,21 @@ fn cover_modes(
             count("seen: the end of a waiting writer lets readers in");
         }
         Command::SetLimit { .. } if passed_on => {
-            count("seen: a limit that rises lets waiters in, or sinks and ends their wait");
+            let granted = |event: &Event| matches!(event.kind, EventKind::Granted { .. });
+            if events.iter().any(granted) {
+                count("seen: a changed limit lets waiters in");
+            }
+            let refused = |event: &Event| match event.kind {
+                EventKind::WaitEnded { outcome: Outcome::Refused { code, .. }, .. } => {
+                    code == ErrorCode::PERMITS_ABOVE_LIMIT
+                }
+                _ => false,
+            };
+            if events.iter().any(refused) {
+                count("seen: a lowered limit refuses who waits");
+            }
         }
+        Command::AskYield { .. } if before == after => count("seen: asked twice, told once"),
         Command::EndDelay { .. } if passed_on => count("seen: the end of a delay lets waiters in"),
         _ => {}
     }

@@ -130,13 +130,14 @@ pub(crate) struct Holder {
     pub(crate) token: Token,
     pub(crate) number: Number,
     pub(crate) mode: Mode,
-    value: Vec<u8>,
+    pub(crate) value: Vec<u8>,
     since_ms: u64,
     pub(crate) forced: Option<(Vec<u8>, Vec<u8>)>,
     pub(crate) slots: BTreeSet<u32>,
     delay_ms: u32,
     /// Further acquires that entered it.
     pub(crate) again: Vec<u64>,
+    pub(crate) asked: Option<(Vec<u8>, Vec<u8>, u32)>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -200,7 +201,8 @@ fn stripped(command: &Command) -> Command {
     | Command::Cancel { caller, .. }
     | Command::Release { caller, .. }
     | Command::Convert { caller, .. }
-    | Command::AcquireAll { caller, .. } = &mut command
+    | Command::AcquireAll { caller, .. }
+    | Command::SetValue { caller, .. } = &mut command
     {
         caller.floor = Number(0);
         caller.acks.clear();
@@ -243,7 +245,8 @@ impl Model {
             | Command::Cancel { caller, .. }
             | Command::Release { caller, .. }
             | Command::Convert { caller, .. }
-            | Command::AcquireAll { caller, .. } => self.numbered(run, caller, command),
+            | Command::AcquireAll { caller, .. }
+            | Command::SetValue { caller, .. } => self.numbered(run, caller, command),
             Command::ReleaseOwn { lease, secret, key, token } => {
                 self.may_use(*lease, secret)?;
                 let own = self.lease(*lease).own;
@@ -276,8 +279,6 @@ impl Model {
                 self.serve(run, key);
                 Ok(Outcome::Forced { token: *token, passed_on: true, revision })
             }
-            Command::SetLimit { key, limit, who } => self.set_limit(run, key, *limit, who),
-            Command::EndDelay { key, token } => self.end_delay(run, key, *token),
             Command::TimeOut { lease, number } => {
                 if !self.is_live(*lease) {
                     return refuse(ErrorCode::LEASE_DEAD);
@@ -290,6 +291,19 @@ impl Model {
                 self.end_wait(run, *lease, *number, outcome);
                 Ok(outcome)
             }
+            further => self.dispatch_further(run, further),
+        }
+    }
+
+    fn dispatch_further(&mut self, run: &mut Run, command: &Command) -> Applied {
+        match command {
+            Command::SetLimit { key, limit, who } => self.set_limit(run, key, *limit, who),
+            Command::EndDelay { key, token } => self.end_delay(run, key, *token),
+            Command::AskYield { key, token, who, why, within_ms } => {
+                let asked = (who.clone(), why.clone(), *within_ms);
+                self.ask_yield(run, key, *token, asked)
+            }
+            _ => unreachable!("handled before"),
         }
     }
 
@@ -459,10 +473,15 @@ impl Model {
                 let acquire = caller.number.0.wrapping_sub(2);
                 let (acquired_by, outcome) = self.give_back(run, key, *token, acquire);
                 // Whoever names the token has read the grant.
-                if let Some(read) = self.lease_mut(caller.lease).memory.get_mut(&acquired_by) {
+                if let Some(read) = self.lease_mut(caller.lease).memory.get_mut(&acquired_by)
+                    && read.is_acquire()
+                {
                     read.must_be_acked = false;
                 }
                 Ok(outcome)
+            }
+            Command::SetValue { key, token, value, .. } => {
+                self.set_value(run, caller.lease, key, *token, value)
             }
             Command::Convert { key, token, mode, .. } => {
                 self.convert(run, caller.lease, key, *token, *mode)
@@ -656,6 +675,46 @@ impl Model {
         }
     }
 
+    fn set_value(
+        &mut self,
+        run: &mut Run,
+        lease: LeaseId,
+        key: &[u8],
+        token: Token,
+        value: &[u8],
+    ) -> Applied {
+        if !self.holds(lease, key, token) {
+            return Err((ErrorCode::NOT_OWNER, self.present(key)));
+        }
+        let entry = self.keys.get_mut(key).expect("held");
+        let holder = entry.holders.iter_mut().find(|holder| holder.token == token).expect("held");
+        holder.value = value.to_vec();
+        let (key, value) = (key.to_vec(), value.to_vec());
+        run.events.push(EventKind::ValueChanged { key, lease, token, value });
+        Ok(Outcome::Changed { token, revision: run.revision })
+    }
+
+    fn ask_yield(
+        &mut self,
+        run: &mut Run,
+        key: &[u8],
+        token: Token,
+        asked: (Vec<u8>, Vec<u8>, u32),
+    ) -> Applied {
+        if self.holder_under(key, token).is_none() {
+            return Err((ErrorCode::NOT_OWNER, self.present(key)));
+        }
+        let entry = self.keys.get_mut(key).expect("held");
+        let holder = entry.holders.iter_mut().find(|holder| holder.token == token).expect("held");
+        // The same again is not told again.
+        if holder.asked.as_ref() != Some(&asked) {
+            holder.asked = Some(asked.clone());
+            let (key, lease, (who, why, within_ms)) = (key.to_vec(), holder.lease, asked);
+            run.events.push(EventKind::YieldAsked { key, lease, token, who, why, within_ms });
+        }
+        Ok(Outcome::Changed { token, revision: run.revision })
+    }
+
     fn convert(
         &mut self,
         run: &mut Run,
@@ -734,6 +793,7 @@ impl Model {
             slots,
             delay_ms: asks.delay_ms,
             again: Vec::new(),
+            asked: None,
         });
         run.events.push(event);
         Grant { lease, token, revision: run.revision, version_before, version_after, floor }

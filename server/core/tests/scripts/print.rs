@@ -7,7 +7,7 @@ use leasehold_core::State;
 use leasehold_protocol::event::{EndReason, Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, Mode, Token};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::{HoldsReply, KeyInfo, SessionInfo};
+use leasehold_protocol::reply::{ClaimReply, Claimed, HeldKey, HoldsReply, KeyInfo, SessionInfo};
 
 type Names = BTreeMap<String, LeaseId>;
 
@@ -143,6 +143,17 @@ pub(crate) fn event(names: &Names, event: &Event, out: &mut String) {
         EventKind::DelayBegan { key, token, delay_ms } => {
             format!("delay_began {} token={token} delay={delay_ms}", text(key))
         }
+        EventKind::ValueChanged { key, lease: id, token, value } => {
+            let id = lease(names, *id);
+            format!("value_changed {} {id} token={token} value={}", text(key), text(value))
+        }
+        EventKind::YieldAsked { key, lease: id, token, who, why, within_ms } => format!(
+            "yield_asked {} {} token={token} by {}: {} within={within_ms}",
+            text(key),
+            lease(names, *id),
+            text(who),
+            text(why)
+        ),
         EventKind::DelayEnded { key, token } => {
             format!("delay_ended {} token={token}", text(key))
         }
@@ -191,6 +202,11 @@ pub(crate) fn key(names: &Names, info: &KeyInfo, out: &mut String) {
         if holder.delay_ms != 0 {
             write!(line, " delay={}", holder.delay_ms).expect("a string takes everything");
         }
+        if let Some(asked) = &holder.asked {
+            let (who, why) = (&asked.who, &asked.why);
+            write!(line, " asked by {who}: {why} within={}", asked.within_ms)
+                .expect("a string takes everything");
+        }
         line.push_str(if holder.own_lease { " own_lease" } else { "" });
         line.push_str(if holder.forced { " forced" } else { "" });
     }
@@ -232,21 +248,45 @@ pub(crate) fn sessions(names: &Names, sessions: &[SessionInfo], out: &mut String
 pub(crate) fn holds(reply: Option<HoldsReply>, out: &mut String) {
     let Some(reply) = reply else { return out.push_str("dead\n") };
     let mut line = format!("version={}", reply.version);
-    for hold in &reply.holds {
-        let forced = if hold.forced { " forced" } else { "" };
-        let (key, mode) = (text(&hold.key), mode(hold.mode));
-        let slots = slots(&hold.slots);
-        let number = hold.number;
-        write!(line, " {key} token={} number={number}{mode}{slots}{forced}", hold.token)
-            .expect("a string takes everything");
-        if hold.entries != 1 {
-            write!(line, " entries={}", hold.entries).expect("a string takes everything");
-        }
+    for one in &reply.holds {
+        line.push_str(&hold(one));
     }
     for number in &reply.waits {
         write!(line, " waits number={number}").expect("a string takes everything");
     }
     writeln!(out, "{line}").expect("a string takes everything");
+}
+
+pub(crate) fn claim(names: &Names, reply: Option<ClaimReply>, out: &mut String) {
+    let line = match reply.map(|reply| reply.claim) {
+        None => "dead".to_owned(),
+        Some(Claimed::Over) => "over".to_owned(),
+        Some(Claimed::Holds(one)) => format!("holds{}", hold(&one)),
+        Some(Claimed::Waits(one)) => {
+            let holders = one.holders.iter().map(|holder| lease(names, holder.lease));
+            let holders: Vec<_> = holders.collect();
+            let (position, total, key) = (one.position, one.waiters_total, text(&one.key));
+            format!("waits {key} position={position} of {total} for {}", holders.join(","))
+        }
+    };
+    writeln!(out, "{line}").expect("a string takes everything");
+}
+
+fn hold(hold: &HeldKey) -> String {
+    let mut line = String::new();
+    let forced = if hold.forced { " forced" } else { "" };
+    let (key, mode) = (text(&hold.key), mode(hold.mode));
+    let slots = slots(&hold.slots);
+    let number = hold.number;
+    write!(line, " {key} token={} number={number}{mode}{slots}{forced}", hold.token)
+        .expect("a string takes everything");
+    if hold.asked {
+        line.push_str(" asked");
+    }
+    if hold.entries != 1 {
+        write!(line, " entries={}", hold.entries).expect("a string takes everything");
+    }
+    line
 }
 
 pub(crate) fn state(state: &State, out: &mut String) {

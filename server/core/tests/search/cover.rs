@@ -63,6 +63,8 @@ fn command(command: &Command) -> &'static str {
         Command::AcquireAll { .. } => "acquire_all",
         Command::SetLimit { .. } => "set_limit",
         Command::EndDelay { .. } => "end_delay",
+        Command::SetValue { .. } => "set_value",
+        Command::AskYield { .. } => "ask_yield",
     }
 }
 

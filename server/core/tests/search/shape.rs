@@ -140,6 +140,7 @@ impl Shape<'_> {
             Kind::Cancel => 3,
             Kind::Release => 4,
             Kind::Convert => 5,
+            Kind::SetValue => 6,
         };
         bytes.push(kind << 2 | u8::from(one.keep) << 1 | u8::from(one.late));
         bytes.push(self.outcome(one.outcome));

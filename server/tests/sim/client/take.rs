@@ -13,7 +13,7 @@ use leasehold_server::rt::sim::{SimRt, SimWorld};
 use openraft_rt::AsyncRuntime;
 
 use super::line::{outcome, send_copy};
-use super::{Answer, Shared, Work, code_of, command, is_over};
+use super::{Answer, Shared, Work, code_of, command, is_over, value_of};
 use crate::history::{Call, Held};
 use crate::session::Session;
 
@@ -61,17 +61,17 @@ impl Work<'_> {
         });
         let endless = patience_ms > 0 && rng.chance(300);
         let wait_ms = if endless { u32::MAX } else { patience_ms as u32 };
-        let value_len = if rng.chance(10) { 4_096 } else { rng.below(100) as usize };
+        let number = Number(session.number.get());
         let command = Command::Acquire {
             caller: session.caller(0),
             key: key.clone(),
             mode: Mode::EXCLUSIVE,
             own,
-            value: vec![self.me.id as u8; value_len],
+            value: value_of(&self.me.label(), &key, number),
             wait_ms,
         };
         let mut about = self.about(session, &key);
-        about.number = Some(Number(session.number.get()));
+        about.number = Some(number);
         let call = self.me.history.call(about, OpKind::Acquire { wait_ms });
         Asked { key, own, patience_ms, command, call }
     }
