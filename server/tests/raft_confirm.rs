@@ -12,7 +12,7 @@ use leasehold_server::raft::types::Leadership;
 use leasehold_server::raft::{ConfirmError, ProposeError};
 use leasehold_server::rt::sim::{DomainId, SimRt, SimWorld};
 use openraft::AsyncRuntime;
-use raft_support::{Cluster, opening, run, sleep_ms};
+use raft_support::{Cluster, opening, run, sleep_ms, until};
 
 fn ms(nanos: u64) -> u64 {
     nanos / 1_000_000
@@ -65,6 +65,27 @@ fn cut(cluster: &Cluster, node: u64, outward: bool, inward: bool) {
     }
 }
 
+/// The deposed leader's renewal does not pass within `patience`, nor when everything is heard again.
+async fn never_confirmed(
+    cluster: &Cluster,
+    mut renewal: impl Future<Output = Result<(), ConfirmError>> + Unpin,
+    patience: Duration,
+    seed: u64,
+) {
+    let confirmed = SimRt::timeout(patience, &mut renewal).await;
+    assert!(
+        !matches!(confirmed, Ok(Ok(()))),
+        "seed {seed}: an answer from before the election confirmed a renewal after it"
+    );
+    cluster.net.heal_all();
+    let confirmed = match confirmed {
+        Ok(confirmed) => confirmed,
+        Err(_) => renewal.await,
+    };
+    assert_eq!(confirmed, Err(ConfirmError::NotLeader), "seed {seed}");
+    cluster.agree().await;
+}
+
 /// Requests are accepted, their answers are held back, another leader is elected, and then the old
 /// answers arrive at the old leader, which hears nothing else.
 #[test]
@@ -100,18 +121,58 @@ fn answers_from_before_the_election_confirm_nothing() {
                 let (us, them) = (cluster.machine(old).domain, cluster.machine(other).domain);
                 cluster.net.heal(them, us);
             }
-            let confirmed = SimRt::timeout(Duration::from_millis(900), &mut renewal).await;
-            assert!(
-                !matches!(confirmed, Ok(Ok(()))),
-                "seed {seed}: an answer from before the election confirmed a renewal after it"
-            );
-            cluster.net.heal_all();
-            let confirmed = match confirmed {
-                Ok(confirmed) => confirmed,
-                Err(_) => renewal.await,
-            };
-            assert_eq!(confirmed, Err(ConfirmError::NotLeader), "seed {seed}");
+            never_confirmed(&cluster, renewal, Duration::from_millis(900), seed).await;
+        });
+    }
+}
+
+/// The same where nothing is sent behind the last entry, which is what moves the engine's own stamp.
+/// The first old answer commits that entry, and the engine tells the other follower so in a request
+/// without entries, made after the election. It ends at the same entry, so the engine takes that
+/// follower's old answer for an answer to it too, and has a quorum for a moment at which another
+/// node led.
+#[test]
+fn an_early_answer_does_not_count_for_a_later_empty_request() {
+    for seed in 0..20 {
+        run(200 + seed, async {
+            let cluster = Cluster::formed(3).await;
+            let (old, leadership) = cluster.leader().await;
+            let group = cluster.group(old);
+            cluster.open_lease(1).await;
             cluster.agree().await;
+
+            // Both followers accept one more entry, and their answers stand still.
+            let before = group.status().last_index;
+            cut(&cluster, old, false, true);
+            let writing = group.clone();
+            let write = async move { writing.propose(leadership, opening(2)).await };
+            let write = cluster.world.spawn_in(cluster.machine(old).domain, write);
+            until("all have the entry", || {
+                (1..=3).all(|node| cluster.group(node).status().last_index > before)
+            })
+            .await;
+            cut(&cluster, old, true, true);
+            let (new, after) = cluster.leader_but(old).await;
+            assert!(after > leadership && new != old);
+
+            // A renewal comes to the old leader; then the old answers do, one by one.
+            let mut renewal = Box::pin(group.confirm(leadership));
+            assert_eq!((&mut renewal).now_or_never(), None, "seed {seed}");
+            let other = 6 - old - new;
+            let (first, second) = if seed % 2 == 0 { (new, other) } else { (other, new) };
+            let heal = |from: u64| {
+                cluster.net.heal(cluster.machine(from).domain, cluster.machine(old).domain);
+            };
+            for answered in [first, second] {
+                heal(answered);
+                let confirmed = SimRt::timeout(Duration::from_millis(2), &mut renewal).await;
+                assert_eq!(confirmed.ok(), None, "seed {seed}, after the answer of {answered}");
+            }
+            let written = write.now_or_never();
+            assert!(matches!(written, Some(Ok(Ok(_)))), "seed {seed}: the old answers were lost");
+            // It has not even heard that it is deposed: whatever came were old answers.
+            assert_eq!(group.leadership(), Some(leadership), "seed {seed}");
+            never_confirmed(&cluster, renewal, Duration::from_millis(900), seed).await;
         });
     }
 }

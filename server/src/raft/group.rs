@@ -337,19 +337,28 @@ impl<E: Env> Group<E> {
         if self.leadership() != Some(leadership) {
             return Err(ConfirmError::NotLeader);
         }
-        // Planted (G1, G7): the engine's own stamp, which a late answer to an earlier request moves.
+        #[cfg(planted)]
         if planted!("confirmed-by-the-engine") {
-            let asked = <<E::Rt as AsyncRuntime>::Instant as openraft_rt::Instant>::now();
-            let acked = || self.raft.metrics().borrow_watched().last_quorum_acked;
-            while acked().is_none_or(|acked| *acked < asked) {
-                if self.leadership() != Some(leadership) {
-                    return Err(ConfirmError::NotLeader);
-                }
-                E::Rt::sleep(Duration::from_millis(1)).await;
-            }
-            return Ok(());
+            return self.confirmed_by_the_engine(leadership).await;
         }
         self.rounds.confirm(leadership).await.map_err(|Ended| ConfirmError::NotLeader)
+    }
+
+    /// Planted (G1, G7): the engine's own read index, whose stamp a late answer to an earlier request
+    /// moves.
+    #[cfg(planted)]
+    async fn confirmed_by_the_engine(&self, leadership: Leadership) -> Result<(), ConfirmError> {
+        use openraft::ReadPolicy;
+        use openraft::errors::LinearizableReadError::QuorumNotEnough;
+        while self.leadership() == Some(leadership) {
+            match self.raft.ensure_linearizable(ReadPolicy::ReadIndex).await {
+                Ok(_) => return Ok(()),
+                // It waits for a lease's length; our callers, for as long as they please.
+                Err(RaftError::APIError(QuorumNotEnough(_))) => {}
+                Err(_) => break,
+            }
+        }
+        Err(ConfirmError::NotLeader)
     }
 
     /// The effective membership's nodes; voters and learners.
