@@ -27,8 +27,8 @@ use leasehold_server::rt::sim::{DomainId, SimRng, SimRt, SimWorld};
 use leasehold_server::rt::sim_net::SimHost;
 use openraft_rt::AsyncRuntime;
 
-pub(crate) use self::line::Line;
 use self::line::outcome;
+pub(crate) use self::line::{Line, Wait};
 use crate::history::{About, Call, History};
 use crate::params::Params;
 use crate::session::Session;

@@ -96,6 +96,8 @@ pub(crate) struct Cluster {
     /// The newest leadership of each shard: term, node, and since when.
     led: RefCell<BTreeMap<ShardId, (u64, u64, u64)>>,
     pub(crate) bounds: Bounds,
+    /// All faults are taken back.
+    calm: Cell<bool>,
 }
 
 impl Cluster {
@@ -130,6 +132,7 @@ impl Cluster {
             cuts: RefCell::default(),
             led: RefCell::default(),
             bounds: Bounds::default(),
+            calm: Cell::new(false),
         });
         for machine in &cluster.machines {
             drop(SimRt::spawn(cluster.clone().supervise(machine.clone())));
@@ -171,8 +174,14 @@ impl Cluster {
         }
     }
 
-    /// Takes all cuts back.
+    /// True from the end of the storm on.
+    pub(crate) fn storm_is_over(&self) -> bool {
+        self.calm.get()
+    }
+
+    /// Takes all cuts back: the storm is over.
     pub(crate) fn heal_links(&self) {
+        self.calm.set(true);
         self.cuts.borrow_mut().clear();
         self.net.heal_all();
     }

@@ -7,7 +7,8 @@
 //! - a read sees whatever any node had applied when it was asked for (`raft/rounds.rs`);
 //! - after an acknowledged renewal the newest leader, if it led before the renewal was sent, grants
 //!   the lease its TTL from then on: nobody else may have acknowledged it;
-//! - a hold's value is the one that its acquire gave.
+//! - a hold's value is the one that its acquire gave;
+//! - a node that has applied the end of a wait tells it, on the connection that waits (G4).
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,7 +17,7 @@ use leasehold_protocol::ids::{LeaseId, ShardId};
 use leasehold_protocol::reply::{KeysReply, Reply};
 use leasehold_server::rt::sim::SimWorld;
 
-use crate::client::value_of;
+use crate::client::{Wait, value_of};
 use crate::cluster::Cluster;
 use crate::coverage::Seen;
 use crate::params::RATE_PPM_MAX;
@@ -67,6 +68,24 @@ impl Witness {
             let what = format!("holds read after revision {latest} was applied: {holds:?}");
             self.cluster.violations.add("G7", &what);
         }
+    }
+
+    /// The node has applied the end of the wait; and nothing has been wrong for a while.
+    pub(crate) fn is_untold(&self, node: u64, wait: &Wait) -> bool {
+        let machine = &self.cluster.machines[node as usize - 1];
+        let Some(node) = machine.running().filter(|_| self.cluster.storm_is_over()) else {
+            return false;
+        };
+        let state = node.shard(wait.shard).state.borrow();
+        state.holds(wait.lease).is_some_and(|holds| !holds.waits.contains(&wait.number))
+    }
+
+    /// It kept silent too long.
+    pub(crate) fn lost_wake_up(&self, node: u64, wait: &Wait) {
+        let (shard, lease, number) = (wait.shard, wait.lease.0, wait.number.0);
+        let what =
+            format!("shard {shard}: node {node} tells nobody how wait {number} of {lease} ended");
+        self.cluster.violations.add("G4", &what);
     }
 
     /// A renewal that was sent at `sent_ns` is acknowledged.

@@ -96,8 +96,7 @@ impl Stream {
         self.held_ns[0].set(now_ns + hold_ns);
         self.resend(0);
         self.reset(0, now_ns);
-        // After the last byte.
-        self.reset(1, self.arrival_ns(0) + 1);
+        self.reset(1, self.arrival_ns(0).max(self.sent[0].borrow().last_ns()) + 1);
         !self.sent[0].borrow().chunks.is_empty()
     }
 
@@ -178,17 +177,19 @@ impl Stream {
         self.hears(side) && self.reset_ns[side].get().is_some_and(|at_ns| at_ns <= now_ns)
     }
 
-    /// Takes what has arrived at `side`.
+    /// Takes what has arrived at `side`. What arrived before a reset can still be read after it.
     fn try_read(&self, side: usize, buf: &mut [u8]) -> Step {
-        if self.is_reset(side) {
-            return Step::Failed;
-        }
         if !self.hears(side) {
             return Step::WaitUntil(None);
         }
-        let now_ns = self.net.world().now_ns();
+        let is_reset = self.is_reset(side);
+        let reset_ns = self.reset_ns[side].get().filter(|_| is_reset);
+        let now_ns = reset_ns.unwrap_or_else(|| self.net.world().now_ns());
         let mut sent = self.sent[1 - side].borrow_mut();
         let read_len = sent.take_arrived(now_ns, buf);
+        if read_len == 0 && is_reset {
+            return Step::Failed;
+        }
         if read_len == 0 {
             return match sent.next_ns() {
                 Some(at_ns) if at_ns <= now_ns => Step::Done(0),
@@ -256,7 +257,8 @@ impl Stream {
     /// Bytes sent to an end that is closed come back as a reset.
     fn bounce(&self, side: usize) {
         let back_ns = self.arrival_ns(side).max(self.arrival_ns(1 - side));
-        self.reset(side, back_ns);
+        // After what that end had sent.
+        self.reset(side, back_ns.max(self.sent[1 - side].borrow().last_ns()));
     }
 }
 
@@ -285,6 +287,11 @@ impl Sent {
             self.chunks.pop_front();
         }
         taken_len
+    }
+
+    /// When everything has arrived.
+    fn last_ns(&self) -> u64 {
+        self.chunks.iter().map(|chunk| chunk.arrival_ns).max().unwrap_or(0)
     }
 
     /// When the next chunk, or else the end, arrives.

@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use leasehold_protocol::error::{ErrorClass, ErrorCode};
+use leasehold_protocol::ids::{LeaseId, Number, ShardId};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{OutcomeReply, Reply};
 use leasehold_protocol::request::Request;
@@ -17,6 +18,21 @@ use crate::link::Link;
 
 /// How long a client waits for one answer.
 const PATIENCE: Duration = Duration::from_millis(700);
+
+/// How often a client that trusts looks whether its node keeps silent, and how often in a row that
+/// is in order.
+const UNTOLD_LOOK: Duration = Duration::from_secs(1);
+const UNTOLD_LOOKS_MAX: u32 = 15;
+
+/// A wait that a client is in.
+pub(crate) struct Wait {
+    pub(crate) shard: ShardId,
+    pub(crate) lease: LeaseId,
+    pub(crate) number: Number,
+    pub(crate) give_up_ns: u64,
+    /// See `Line::ask_and_wait`.
+    pub(crate) trusts: bool,
+}
 
 /// See the module.
 pub(crate) struct Line<'a> {
@@ -55,34 +71,62 @@ impl<'a> Line<'a> {
         self.next(&mut answers, PATIENCE).await
     }
 
-    /// The same for an acquire, through its wait; `None` when it is time to give up.
+    /// The same for an acquire, through its wait; `None` when it is time to give up. One that trusts
+    /// waits to be told and does not ask again while its connection lives.
     pub(crate) async fn ask_and_wait(
         &mut self,
         request: &Request,
-        give_up_ns: u64,
+        wait: &Wait,
         call: &Call,
     ) -> Option<Reply> {
         loop {
             if let Some(mut answers) = self.send(request, Some(call)).await {
-                let mut patience = PATIENCE;
-                while let Some(reply) = self.next(&mut answers, patience).await {
+                let mut reply = self.next(&mut answers, PATIENCE).await;
+                while let Some(told) = reply {
                     let Reply::Outcome(OutcomeReply {
                         outcome: Outcome::Queued { revision, .. },
                         ..
-                    }) = reply
+                    }) = told
                     else {
-                        return Some(reply);
+                        return Some(told);
                     };
                     call.queued(revision.0);
-                    if SimWorld::current().now_ns() >= give_up_ns {
+                    if wait.trusts {
+                        reply = self.be_told(&mut answers, wait).await;
+                        continue;
+                    }
+                    if SimWorld::current().now_ns() >= wait.give_up_ns {
                         return None;
                     }
                     // A wait that stays silent is asked for again, here or elsewhere.
-                    patience = Duration::from_millis(200 + self.client.rng.below(2_000));
+                    let patience = Duration::from_millis(200 + self.client.rng.below(2_000));
+                    reply = self.next(&mut answers, patience).await;
                 }
             }
             self.pause().await;
         }
+    }
+
+    /// The end of a wait, as long as the connection lives. A node that knows it and keeps silent
+    /// for so long, though nothing is wrong, has lost a wake-up.
+    async fn be_told(&mut self, answers: &mut Receiver<Reply>, wait: &Wait) -> Option<Reply> {
+        let mut looks = 0;
+        while looks <= UNTOLD_LOOKS_MAX {
+            match SimRt::timeout(UNTOLD_LOOK, answers.recv()).await {
+                Ok(Some(reply)) if is_certain(&reply) => return Some(reply),
+                Ok(_) => {
+                    self.turn();
+                    return None;
+                }
+                Err(_) => {
+                    let untold = self.client.witness.is_untold(self.node, wait);
+                    looks = if untold { looks + 1 } else { 0 };
+                }
+            }
+        }
+        self.client.witness.lost_wake_up(self.node, wait);
+        self.turn();
+        None
     }
 
     async fn send(&mut self, request: &Request, call: Option<&Call>) -> Option<Receiver<Reply>> {

@@ -13,7 +13,7 @@ use leasehold_server::rt::sim::{SimRt, SimWorld};
 use openraft_rt::AsyncRuntime;
 
 use super::line::{outcome, send_copy};
-use super::{Answer, Shared, Work, code_of, command, is_over, value_of};
+use super::{Answer, Shared, Wait, Work, code_of, command, is_over, value_of};
 use crate::history::{Call, Held};
 use crate::session::Session;
 
@@ -31,6 +31,13 @@ struct Asked {
     patience_ms: u64,
     command: Command,
     call: Call,
+}
+
+impl Asked {
+    /// The cluster ends the wait.
+    fn is_bounded(&self) -> bool {
+        matches!(self.command, Command::Acquire { wait_ms, .. } if wait_ms < u32::MAX)
+    }
 }
 
 impl Work<'_> {
@@ -89,7 +96,15 @@ impl Work<'_> {
             drop(SimRt::spawn(copy));
         }
         let give_up_ns = SimWorld::current().now_ns() + asked.patience_ms * 1_000_000;
-        let reply = self.line.ask_and_wait(&request, give_up_ns, &asked.call).await;
+        let wait = Wait {
+            shard: session.shard,
+            lease: session.lease,
+            number: Number(session.number.get()),
+            give_up_ns,
+            // Only a wait that the cluster ends: nobody could tell an endless one from a deadlock.
+            trusts: asked.is_bounded() && self.me.rng.chance(200),
+        };
+        let reply = self.line.ask_and_wait(&request, &wait, &asked.call).await;
         let Some(reply) = reply else { return self.cancel(session, asked).await };
         let answer = outcome(reply);
         asked.call.answered(&answer);
