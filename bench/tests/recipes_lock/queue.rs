@@ -113,7 +113,8 @@ fn waits_that_run_out_delay_nobody_and_a_patient_one_is_not_forgotten() {
     let id = wire.send_patiently(&fresh.acquire(1, KEY, FOR_EVER));
     let third = loop {
         match next(&mut wire) {
-            (_, Outcome::Queued { position: 0, .. }) => {}
+            // The last words of the silent ones may be read only now, so its place is not judged.
+            (_, Outcome::Queued { .. }) => {}
             (other, outcome) if other == id => break granted(outcome),
             other => panic!("somebody else's: {other:?}"),
         }
