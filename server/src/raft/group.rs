@@ -18,8 +18,8 @@ use futures_util::stream::FuturesOrdered;
 use leasehold_core::State;
 use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::peer;
 use leasehold_protocol::reply::Role;
-use leasehold_protocol::{peer, planted};
 use openraft::async_runtime::{Select2, WatchReceiver};
 use openraft::errors::{ClientWriteError, Fatal, ForwardReason, InitializeError, RaftError};
 use openraft::impls::OneshotResponder;
@@ -338,7 +338,7 @@ impl<E: Env> Group<E> {
             return Err(ConfirmError::NotLeader);
         }
         #[cfg(planted)]
-        if planted!("confirmed-by-the-engine") {
+        if leasehold_protocol::planted!("confirmed-by-the-engine") {
             return self.confirmed_by_the_engine(leadership).await;
         }
         self.rounds.confirm(leadership).await.map_err(|Ended| ConfirmError::NotLeader)
