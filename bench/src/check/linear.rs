@@ -42,8 +42,8 @@ pub fn check(history: &History, needs: &Needs) -> Report {
 fn revision_of(op: &Op) -> Option<u64> {
     match op.outcome {
         Outcome::Read { stale: true, .. } => None,
-        // A cancel is told how its acquire ended, which may be long ago.
-        Outcome::Ended { .. } | Outcome::Granted { .. }
+        // A cancel is told how its acquire ended, which may be long ago, also if it was refused.
+        Outcome::Ended { .. } | Outcome::Granted { .. } | Outcome::Refused { .. }
             if matches!(op.kind, OpKind::Cancel { .. }) =>
         {
             None
@@ -301,6 +301,19 @@ mod tests {
         };
         assert_eq!(read_after(2), Verdict::Ok);
         assert_eq!(read_after(1), Verdict::Violation);
+    }
+
+    #[test]
+    fn a_cancel_that_is_told_of_its_acquires_old_refusal_goes_not_back_in_time() {
+        let told = |kind| {
+            let mut run = two_holds();
+            read(&mut run, Some(6), 25, (6 * S, 7 * S));
+            let (code, token, revision) = ("held".to_owned(), Some(6), Some(21));
+            run.call(3, "k", kind, (8 * S, 9 * S), Outcome::Refused { code, token, revision });
+            verdict(&run)
+        };
+        assert_eq!(told(OpKind::Cancel { acquire: 1, release_if_granted: false }), Verdict::Ok);
+        assert_eq!(told(OpKind::Acquire { wait_ms: 0 }), Verdict::Violation);
     }
 
     #[test]

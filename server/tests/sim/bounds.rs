@@ -13,8 +13,11 @@ use crate::node::{CONNECTIONS_MAX, Hosted, wal_config};
 /// The most that was ever seen, by node and thing, with the thing's limit.
 #[derive(Debug, Default)]
 pub(crate) struct Bounds {
-    peaks: RefCell<BTreeMap<(u64, &'static str), (u64, u64)>>,
+    peaks: RefCell<BTreeMap<Thing, (u64, u64)>>,
 }
+
+/// A node, and what of it is bounded.
+type Thing = (u64, &'static str);
 
 impl Bounds {
     /// Looks at all nodes now.
@@ -45,7 +48,7 @@ impl Bounds {
 
     /// Everything, for the checker.
     pub(crate) fn peaks(&self) -> Vec<Peak> {
-        let peak = |(&(node, name), &(seen, limit)): (&(u64, &'static str), &(u64, u64))| Peak {
+        let peak = |(&(node, name), &(seen, limit)): (&Thing, &(u64, u64))| Peak {
             node,
             name: name.to_owned(),
             seen,

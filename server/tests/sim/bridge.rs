@@ -28,7 +28,9 @@ pub(crate) async fn serve(cluster: &Rc<Cluster>, history: &History) {
     let Some(links) = links(cluster, shard).filter(|_| whole) else { return };
     cluster.timeline.note(format!("BRIDGE around the leader of shard {shard}"));
     let cut_ns = cluster.world.now_ns();
-    links.iter().for_each(|link| cluster.cut_link(*link));
+    for link in &links {
+        cluster.cut_link(*link);
+    }
     let served = async {
         while cluster.led_since(shard, cut_ns).is_some() {
             SimRt::sleep(Duration::from_millis(5)).await;
@@ -45,7 +47,9 @@ pub(crate) async fn serve(cluster: &Rc<Cluster>, history: &History) {
         cluster.violations.add("G8", &what);
     }
     cluster.timeline.note("the bridge is gone".to_owned());
-    links.into_iter().for_each(|link| cluster.heal_link(link));
+    for link in links {
+        cluster.heal_link(link);
+    }
 }
 
 fn links(cluster: &Cluster, shard: ShardId) -> Option<Vec<Link>> {

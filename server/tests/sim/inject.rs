@@ -246,7 +246,9 @@ impl<'a> Injector<'a> {
             self.cut(links, spell, |_| {});
         }
         self.after(spell + delay, move |cluster| {
-            late.iter().for_each(|(from, to)| cluster.net.reset_delay(*from, *to));
+            for (from, to) in late {
+                cluster.net.reset_delay(from, to);
+            }
         });
         true
     }
@@ -435,10 +437,14 @@ impl<'a> Injector<'a> {
 
     /// Cuts links and heals them after `spell`; `then` comes before.
     fn cut(&self, links: Vec<Link>, spell: Duration, then: impl FnOnce(&Cluster) + 'static) {
-        links.iter().for_each(|link| self.cluster.cut_link(*link));
+        for link in &links {
+            self.cluster.cut_link(*link);
+        }
         self.after(spell, move |cluster| {
             then(cluster);
-            links.into_iter().for_each(|link| cluster.heal_link(link));
+            for link in links {
+                cluster.heal_link(link);
+            }
         });
     }
 

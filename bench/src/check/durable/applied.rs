@@ -119,6 +119,10 @@ struct Asked<'a> {
     releases: BTreeSet<u64>,
     /// Leases with a cancel that gives back.
     cancels: BTreeSet<u64>,
+    /// The keys of these cancels, and the leases under whose names acquires were sent: what such a
+    /// cancel gives back may have a lease of its own.
+    cancelled: BTreeSet<&'a str>,
+    sessions: BTreeSet<u64>,
     closes: BTreeSet<u64>,
     forced: BTreeSet<u64>,
     /// Acquires for leases of their own, each of which opens one.
@@ -136,6 +140,7 @@ impl<'a> Asked<'a> {
                 OpKind::Acquire { .. } => {
                     // An acquire without a name is told apart by its place.
                     let place = if op.number.is_some() { 0 } else { index };
+                    asked.sessions.extend(op.lease);
                     let acquires = asked.acquires.entry(&op.key).or_default();
                     acquires.insert((op.lease, op.number, place));
                 }
@@ -144,6 +149,7 @@ impl<'a> Asked<'a> {
                 }
                 OpKind::Cancel { release_if_granted: true, .. } => {
                     asked.cancels.extend(op.lease);
+                    asked.cancelled.insert(&op.key);
                 }
                 OpKind::Close => asked.closes.extend(op.lease),
                 OpKind::ForceRelease { token, .. } => {
@@ -154,6 +160,12 @@ impl<'a> Asked<'a> {
         }
         asked.own = asked.acquires.values().map(|acquires| acquires.len() as u64).sum();
         asked
+    }
+
+    /// A cancel may have given the hold back.
+    fn gives_back(&self, key: &str, lease: u64) -> bool {
+        let own = !self.sessions.contains(&lease);
+        self.cancels.contains(&lease) || (own && self.cancelled.contains(key))
     }
 
     fn compare(&self, log: &Log<'_>, report: &mut Report) {
@@ -170,9 +182,9 @@ impl<'a> Asked<'a> {
                     *granted += 1;
                     *granted > self.acquires.get(key.as_str()).map_or(0, BTreeSet::len)
                 }
-                Change::Ended { lease, token, cause, .. } => match cause {
+                Change::Ended { key, lease, token, cause } => match cause {
                     Cause::Released => {
-                        !self.releases.contains(token) && !self.cancels.contains(lease)
+                        !self.releases.contains(token) && !self.gives_back(key, *lease)
                     }
                     Cause::Forced => !self.forced.contains(token),
                     Cause::Closed => !self.closes.contains(lease),
@@ -315,6 +327,25 @@ mod tests {
             run.applied(30, changes.clone());
             assert_eq!(verdict(&run), Verdict::Violation, "{changes:?}");
         }
+    }
+
+    #[test]
+    fn a_cancel_may_give_back_what_has_a_lease_of_its_own_and_nothing_else() {
+        let given_back = |release_if_granted, lease| {
+            let mut run = Run::new();
+            let acquire = OpKind::Acquire { wait_ms: 9 };
+            run.call(1, "k", acquire, (S, 9 * S), Outcome::Unknown).number = Some(1);
+            run.call(2, "other", acquire, (S, 9 * S), Outcome::Unknown).number = Some(1);
+            let kind = OpKind::Cancel { acquire: 1, release_if_granted };
+            run.call(1, "k", kind, (S, 9 * S), Outcome::Unknown);
+            run.applied(5, vec![granted("k", lease, 5)]);
+            run.applied(6, vec![ended("k", lease, 5)]);
+            verdict(&run)
+        };
+        assert_eq!(given_back(true, 1), Verdict::Ok);
+        assert_eq!(given_back(true, 7), Verdict::Ok, "a lease of its own");
+        assert_eq!(given_back(true, 2), Verdict::Violation, "another session's");
+        assert_eq!(given_back(false, 7), Verdict::Violation, "the cancel gives nothing back");
     }
 
     #[test]
