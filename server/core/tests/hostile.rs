@@ -230,7 +230,9 @@ fn no_mutated_snapshot_becomes_another_state() {
         }
         depths.count(&result);
     };
-    corpus(CORPUS, "snapshot").iter().for_each(|bytes| try_one(bytes, usize::MAX));
+    for bytes in &corpus(CORPUS, "snapshot") {
+        try_one(bytes, usize::MAX);
+    }
     for _ in 0..times(100_000) {
         let bytes = mutation(&mut random, &parts);
         try_one(&bytes, 1 + random.below(2 * bytes.len().max(1)));
@@ -276,7 +278,9 @@ fn mutated_batch(random: &mut Random, whole: &[u8]) -> Vec<u8> {
             rest = later;
         }
         let others = commands.clone();
-        (0..=random.below(3)).for_each(|_| shuffle_once(random, &mut commands, &others));
+        for _ in 0..=random.below(3) {
+            shuffle_once(random, &mut commands, &others);
+        }
         bytes = [header, &commands.concat()].concat();
         if !random.one_in(4) {
             bytes[9..13].copy_from_slice(&(commands.len() as u32).to_le_bytes());
@@ -309,7 +313,9 @@ fn mutated_batches_are_refused_or_are_batches() {
         };
         outcomes[outcome] += 1;
     };
-    corpus(CORPUS, "batch").iter().for_each(|bytes| try_one(bytes));
+    for bytes in &corpus(CORPUS, "batch") {
+        try_one(bytes);
+    }
     for _ in 0..times(50_000) {
         try_one(&mutated_batch(&mut random, &whole));
     }

@@ -99,7 +99,9 @@ fn seal(record: &mut [u8], salt: u64) {
 fn segment(records: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = header().encode();
     bytes.resize(HEADER_LEN as usize, 0);
-    records.iter().for_each(|record| bytes.extend_from_slice(record));
+    for record in records {
+        bytes.extend_from_slice(record);
+    }
     bytes.resize(SEGMENT_LEN, 0);
     bytes
 }
@@ -167,7 +169,7 @@ fn mutated_segments_are_cut_or_refused_and_nothing_is_invented() {
         assert!(peak <= bound && largest <= bound, "{used} bytes took {peak}, {largest}");
         outcomes[check_scan(&found, forged, &written)] += 1;
     };
-    for bytes in corpus(CORPUS, "segment") {
+    for bytes in &corpus(CORPUS, "segment") {
         let bytes = segment(&[bytes]);
         try_one(&bytes, None, true);
     }
@@ -203,7 +205,9 @@ fn mutated_records_checkpoints_and_headers_decode_to_what_encodes_alike() {
             None => refused += 1,
         }
     };
-    corpus(CORPUS, "record").iter().for_each(|bytes| try_one(bytes));
+    for bytes in &corpus(CORPUS, "record") {
+        try_one(bytes);
+    }
     for _ in 0..times(100_000) {
         let mut bytes = random.pick(&here).clone();
         for _ in 0..=random.below(3) {

@@ -27,7 +27,9 @@ struct Sent(VecDeque<u8>);
 impl ByteReader for Sent {
     async fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let len = buf.len().min(self.0.len());
-        buf[..len].iter_mut().zip(self.0.drain(..len)).for_each(|(to, from)| *to = from);
+        for (to, from) in buf[..len].iter_mut().zip(self.0.drain(..len)) {
+            *to = from;
+        }
         Ok(len)
     }
 }
@@ -138,7 +140,9 @@ fn try_all(
         };
         outcomes[outcome] += 1;
     };
-    corpus(CORPUS, format).iter().for_each(|bytes| try_one(bytes));
+    for bytes in &corpus(CORPUS, format) {
+        try_one(bytes);
+    }
     try_one(&good);
     for _ in 0..count {
         if random.one_in(2) {

@@ -69,7 +69,9 @@ impl Parts {
         let (mut writer, header) = FileWriter::new(OWNER, &meta());
         let bytes: Vec<u8> = Encoder::new(&state).flatten().collect();
         let chunks: Vec<Vec<u8>> = bytes.chunks(100).map(<[u8]>::to_vec).collect();
-        chunks.iter().for_each(|chunk| drop(writer.chunk(chunk)));
+        for chunk in &chunks {
+            drop(writer.chunk(chunk));
+        }
         Self { header, chunks, end: writer.finish(state.digest()) }
     }
 
@@ -173,7 +175,9 @@ fn no_mutated_file_becomes_another_state() {
         };
         *outcomes.entry(outcome).or_default() += 1;
     };
-    corpus(CORPUS, "file").iter().for_each(|bytes| try_one(bytes, bytes.len()));
+    for bytes in &corpus(CORPUS, "file") {
+        try_one(bytes, bytes.len());
+    }
     for _ in 0..times(50_000) {
         let bytes = mutation(&mut random, &whole);
         try_one(&bytes, 1 + random.below(2 * bytes.len().max(1)));

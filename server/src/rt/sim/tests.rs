@@ -232,7 +232,7 @@ fn a_kill_ends_the_freeze_of_its_domain() {
     let world = rt.world().clone();
     let domain = world.add_domain(Duration::ZERO, 0);
     rt.block_on(async {
-        world.freeze(domain, Duration::from_secs(60));
+        world.freeze(domain, Duration::from_mins(1));
         SimRt::sleep(Duration::from_secs(1)).await;
         world.kill(domain);
         world.revive(domain);
