@@ -144,7 +144,11 @@ const NAME_PREFIX: &str = "wal-";
 const NAME_SUFFIX: &str = ".seg";
 
 /// No honest log counts this far; what is added to such a number cannot overflow.
-pub(crate) const COUNTER_MAX: u64 = i64::MAX as u64;
+pub(crate) const COUNTER_MAX: u64 = i64::MAX as u64 / 2;
+
+/// Files with higher numbers in their names are not this log's. Far above what a header may say, so
+/// that no segment that follows a valid one is ever overlooked.
+pub(crate) const NAME_NUMBER_MAX: u64 = i64::MAX as u64;
 
 /// The file name of a segment.
 pub(crate) fn segment_name(number: u64) -> String {
@@ -155,7 +159,7 @@ pub(crate) fn segment_name(number: u64) -> String {
 pub(crate) fn segment_number(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(NAME_PREFIX)?.strip_suffix(NAME_SUFFIX)?;
     let number = u64::from_str_radix(digits, 16).ok()?;
-    (segment_name(number) == name && (1..=COUNTER_MAX).contains(&number)).then_some(number)
+    (segment_name(number) == name && (1..=NAME_NUMBER_MAX).contains(&number)).then_some(number)
 }
 
 #[cfg(test)]
@@ -209,7 +213,7 @@ mod tests {
         let foreign = ["wal-1f.seg", "wal-000000000000001F.seg", "snapshot-1", "wal-.seg"];
         assert!(foreign.iter().all(|name| segment_number(name).is_none()));
         assert_eq!(segment_number("wal-0000000000000000.seg"), None);
-        assert_eq!(segment_number("wal-7fffffffffffffff.seg"), Some(COUNTER_MAX));
+        assert_eq!(segment_number("wal-7fffffffffffffff.seg"), Some(NAME_NUMBER_MAX));
         assert_eq!(segment_number("wal-8000000000000000.seg"), None);
     }
 

@@ -169,7 +169,7 @@ fn mutated_segments_are_cut_or_refused_and_nothing_is_invented() {
         assert!(peak <= bound && largest <= bound, "{used} bytes took {peak}, {largest}");
         outcomes[check_scan(&found, forged, &written)] += 1;
     };
-    for bytes in &corpus(CORPUS, "segment") {
+    for bytes in corpus(CORPUS, "segment") {
         let bytes = segment(&[bytes]);
         try_one(&bytes, None, true);
     }

@@ -137,7 +137,7 @@ fn check_identity(file: &str, expected: &WalIdentity, found: &WalIdentity) -> Re
 fn check_links(file: &str, number: u64, header: &Header) -> Result<(), WalError> {
     let renamed = header.number != number;
     let backwards = header.prev.number < number && header.base.number <= header.prev.number;
-    let counts = [header.first_seq, header.prev.next_seq, header.base.next_seq];
+    let counts = [number, header.first_seq, header.prev.next_seq, header.base.next_seq];
     if !renamed && backwards && counts.iter().all(|count| *count <= COUNTER_MAX) {
         return Ok(());
     }

@@ -78,6 +78,10 @@ impl Stream {
     pub(super) fn reset_both(&self) {
         let now_ns = self.net.world().now_ns();
         for side in 0..2 {
+            // What waits at a cut has not arrived, and nobody sends it again.
+            if !self.hears(side) {
+                self.sent[1 - side].borrow_mut().lose();
+            }
             self.reset(side, now_ns);
         }
         self.look_again();
