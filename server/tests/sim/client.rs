@@ -67,6 +67,8 @@ pub(crate) struct Client {
     pub(crate) witness: Rc<Witness>,
     /// Reads again and again, at most so long after one another, if at all.
     pub(crate) reads_ms: Option<u64>,
+    /// Set when the storm is over: what was kept is given back, so that every key can be served.
+    pub(crate) calm: Rc<Cell<bool>>,
     /// Set when no further key is to be taken.
     pub(crate) stop: Rc<Cell<bool>>,
 }
@@ -77,8 +79,12 @@ impl Client {
             drop(SimRt::spawn(self.clone().read_on(pause_ms)));
         }
         let mut work = Work { line: Line::new(&self), me: self.clone(), sessions: BTreeMap::new() };
+        let mut keeps = true;
         while !self.stop.get() {
             work.sessions.retain(|_, session| !session.is_dead());
+            if self.calm.get() && std::mem::replace(&mut keeps, false) {
+                work.close().await;
+            }
             work.step().await;
             SimRt::sleep(Duration::from_millis(self.rng.below(20))).await;
         }

@@ -30,6 +30,7 @@ const HEAL_LIMIT: Duration = Duration::from_mins(1);
 struct Work {
     domains: Vec<DomainId>,
     clients: Vec<JoinHandle<()>>,
+    calm: Rc<Cell<bool>>,
     stop: Rc<Cell<bool>>,
     history: Rc<History>,
 }
@@ -60,9 +61,10 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
 }
 
 fn start_clients(cluster: &Rc<Cluster>, params: Params, clocks_lie: bool) -> Work {
-    let (stop, history) = (Rc::new(Cell::new(false)), Rc::new(History::default()));
+    let (calm, stop) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
+    let history = Rc::new(History::default());
     let (board, witness) = (Rc::new(Board::default()), Witness::new(cluster, clocks_lie));
-    let mut work = Work { domains: vec![], clients: vec![], stop, history };
+    let mut work = Work { domains: vec![], clients: vec![], calm, stop, history };
     let world = &cluster.world;
     for id in 1..=params.clients {
         let rate_ppm = draw_rate_ppm(world.rng());
@@ -79,6 +81,7 @@ fn start_clients(cluster: &Rc<Cluster>, params: Params, clocks_lie: bool) -> Wor
             board: board.clone(),
             witness: witness.clone(),
             reads_ms: world.rng().chance(400).then(|| 20 + world.rng().below(300)),
+            calm: work.calm.clone(),
             stop: work.stop.clone(),
         };
         work.domains.push(domain);
@@ -97,6 +100,7 @@ async fn supervise(world: SimWorld, client: Rc<Client>) {
 
 /// G8: without faults the cluster serves, all clients come to their end and all nodes agree.
 async fn heal(cluster: &Rc<Cluster>, work: Work) {
+    work.calm.set(true);
     let healed = async {
         for shard in judge::used_shards(cluster) {
             let before = work.history.granted(shard);

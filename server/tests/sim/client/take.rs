@@ -174,7 +174,7 @@ impl Work<'_> {
         let rng = &self.me.rng;
         // Now and then for so long that only renewals keep the hold.
         let hold_ms = if rng.chance(8) { 6_000 } else { self.me.params.hold_ms_max };
-        let keep = rng.chance(8);
+        let keep = rng.chance(8) && !self.me.calm.get();
         SimRt::sleep(Duration::from_millis(rng.below(hold_ms + 1))).await;
         if !keep {
             self.release(session, held).await;
