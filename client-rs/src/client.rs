@@ -313,7 +313,11 @@ impl Client {
 }
 
 impl ClientInner {
-    async fn call(&self, shard: Option<ShardId>, request: Request) -> Result<Reply, Failure> {
+    pub(crate) async fn call(
+        &self,
+        shard: Option<ShardId>,
+        request: Request,
+    ) -> Result<Reply, Failure> {
         let timeout = self.config.call_timeout;
         let (call, answer) = self.shared.enter(|inner, now| {
             let call = inner.core.call(now, CallRequest { shard, request, timeout });
@@ -343,7 +347,7 @@ pub(crate) fn gone() -> Failure {
     Failure::new(ErrorCode::DEADLINE, "the runtime of this client has ended")
 }
 
-fn misfit() -> Failure {
+pub(crate) fn misfit() -> Failure {
     Failure::new(ErrorCode::MALFORMED, "the reply does not fit its request")
 }
 

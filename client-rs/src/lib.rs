@@ -79,10 +79,16 @@ mod core;
 mod error;
 mod guard;
 mod io;
+mod members;
 mod session;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
-pub use leasehold_protocol::ids::{ClusterId, LeaseId, NodeId, Revision, ShardId, Token};
+pub use leasehold_protocol::ids::{ClusterId, DiskId, LeaseId, NodeId, Revision, ShardId, Token};
+pub use leasehold_protocol::member::{
+    MemberChange, MemberInfo, MemberOperation, MemberPhase, MembersReply, NewMember, ShardProgress,
+    Standing,
+};
+pub use leasehold_protocol::peer::MemberEntry;
 pub use leasehold_protocol::reply::{
     Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
     StatusReply, Waiter,

@@ -135,6 +135,9 @@ impl Request {
             Self::Transfer(_) => kind::TRANSFER,
             Self::Ping => kind::PING,
             Self::Claim(_) => kind::CLAIM,
+            Self::Members(_) => kind::MEMBERS,
+            Self::MemberChange(_) => kind::MEMBER_CHANGE,
+            Self::GroupStep(_) => kind::GROUP_STEP,
         }
     }
 
@@ -157,6 +160,9 @@ impl Request {
             Self::Status(body) => encode_into(body, out),
             Self::Transfer(body) => encode_into(body, out),
             Self::Claim(body) => encode_into(body, out),
+            Self::Members(body) => encode_into(body, out),
+            Self::MemberChange(body) => encode_into(body, out),
+            Self::GroupStep(body) => encode_into(body, out),
             Self::Ping => {}
         }
     }
@@ -174,6 +180,9 @@ impl Request {
             kind::STATUS => Self::Status(body_of(kind, body)?),
             kind::TRANSFER => Self::Transfer(body_of(kind, body)?),
             kind::CLAIM => Self::Claim(body_of(kind, body)?),
+            kind::MEMBERS => Self::Members(body_of(kind, body)?),
+            kind::MEMBER_CHANGE => Self::MemberChange(body_of(kind, body)?),
+            kind::GROUP_STEP => Self::GroupStep(body_of(kind, body)?),
             kind::PING => empty_of(kind, body, Self::Ping)?,
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
@@ -204,6 +213,9 @@ impl Request {
             | Self::Claim(_)
             | Self::Status(_)
             | Self::Transfer(_)
+            | Self::Members(_)
+            | Self::MemberChange(_)
+            | Self::GroupStep(_)
             | Self::Ping => Ok(()),
         }
     }
@@ -231,6 +243,9 @@ impl Reply {
             Self::Transferred => kind::TRANSFERRED,
             Self::Pong => kind::PONG,
             Self::Claim(_) => kind::CLAIM_REPLY,
+            Self::Members(_) => kind::MEMBERS_REPLY,
+            Self::MemberChanged(_) => kind::MEMBER_CHANGED,
+            Self::GroupStepped(_) => kind::GROUP_STEPPED,
             Self::Error(_) => kind::ERROR,
         }
     }
@@ -252,6 +267,9 @@ impl Reply {
             Self::Holds(body) => encode_into(body, out),
             Self::Status(body) => encode_into(body, out),
             Self::Claim(body) => encode_into(body, out),
+            Self::Members(body) => encode_into(body, out),
+            Self::MemberChanged(body) => encode_into(body, out),
+            Self::GroupStepped(body) => encode_into(body, out),
             Self::Error(body) => encode_into(body, out),
             Self::Transferred | Self::Pong => {}
         }
@@ -269,6 +287,9 @@ impl Reply {
             kind::STATUS_REPLY => Self::Status(body_of(kind, body)?),
             kind::TRANSFERRED => empty_of(kind, body, Self::Transferred)?,
             kind::CLAIM_REPLY => Self::Claim(body_of(kind, body)?),
+            kind::MEMBERS_REPLY => Self::Members(body_of(kind, body)?),
+            kind::MEMBER_CHANGED => Self::MemberChanged(body_of(kind, body)?),
+            kind::GROUP_STEPPED => Self::GroupStepped(body_of(kind, body)?),
             kind::PONG => empty_of(kind, body, Self::Pong)?,
             kind::ERROR => Self::Error(body_of(kind, body)?),
             _ => return Err(DecodeError::UnknownKind { kind }),

@@ -23,6 +23,13 @@ pub const PING: u8 = 10;
 /// A `ClaimRequest`.
 pub const CLAIM: u8 = 11;
 
+/// A `MembersRequest`.
+pub const MEMBERS: u8 = 20;
+/// A `MemberChangeRequest`.
+pub const MEMBER_CHANGE: u8 = 21;
+/// A `GroupStepRequest`; from a node to another only.
+pub const GROUP_STEP: u8 = 22;
+
 /// A `ServerHello`.
 pub const SERVER_HELLO: u8 = 129;
 /// An `OutcomeReply`.
@@ -43,6 +50,13 @@ pub const TRANSFERRED: u8 = 137;
 pub const PONG: u8 = 138;
 /// A `ClaimReply`.
 pub const CLAIM_REPLY: u8 = 139;
+
+/// A `MembersReply`.
+pub const MEMBERS_REPLY: u8 = 150;
+/// A `MemberChangeReply`.
+pub const MEMBER_CHANGED: u8 = 151;
+/// A `ShardProgress`.
+pub const GROUP_STEPPED: u8 = 152;
 
 /// Lowest kind that peers use between each other.
 pub const PEER_MIN: u8 = 192;
@@ -71,6 +85,9 @@ pub const fn name(kind: u8) -> &'static str {
         TRANSFER => "transfer",
         PING => "ping",
         CLAIM => "claim",
+        MEMBERS => "members",
+        MEMBER_CHANGE => "member_change",
+        GROUP_STEP => "group_step",
         SERVER_HELLO => "server_hello",
         OUTCOME => "outcome",
         RENEWED => "renewed",
@@ -81,6 +98,9 @@ pub const fn name(kind: u8) -> &'static str {
         TRANSFERRED => "transferred",
         PONG => "pong",
         CLAIM_REPLY => "claim_reply",
+        MEMBERS_REPLY => "members_reply",
+        MEMBER_CHANGED => "member_changed",
+        GROUP_STEPPED => "group_stepped",
         ERROR => "error",
         PEER_MIN..=PEER_MAX => "peer",
         _ => "unknown",

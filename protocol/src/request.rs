@@ -6,6 +6,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::command::Command;
 use crate::ids::{ClusterId, HoldSetVersion, LeaseId, NodeId, Number, Secret, ShardId};
+use crate::member::{GroupStepRequest, MemberChangeRequest, MembersRequest};
 
 /// First frame of a client connection.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -181,4 +182,10 @@ pub enum Request {
     Ping,
     /// Kind 11.
     Claim(ClaimRequest),
+    /// Kind 20.
+    Members(MembersRequest),
+    /// Kind 21.
+    MemberChange(MemberChangeRequest),
+    /// Kind 22.
+    GroupStep(GroupStepRequest),
 }

@@ -151,6 +151,7 @@ fn command_index(command: &Command) -> usize {
         Command::EndDelay { .. } => 14,
         Command::SetValue { .. } => 15,
         Command::AskYield { .. } => 16,
+        Command::Member(_) => 17,
     }
 }
 
@@ -167,6 +168,7 @@ const fn outcome_index(outcome: &Outcome) -> usize {
         Outcome::Begun { .. } => 8,
         Outcome::Refused { .. } => 9,
         Outcome::Changed { .. } => 10,
+        Outcome::Members { .. } => 11,
     }
 }
 
@@ -190,7 +192,7 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(commands, (0..=16).collect());
+    assert_eq!(commands, (0..=17).collect());
     let outcomes: BTreeSet<usize> = replies()
         .iter()
         .filter_map(|(_, reply)| match reply {
@@ -198,5 +200,5 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(outcomes, (0..=10).collect());
+    assert_eq!(outcomes, (0..=11).collect());
 }

@@ -186,6 +186,9 @@ impl Authority {
             },
             Request::Status(_) => self.status(),
             Request::Transfer(_) => Reply::Transferred,
+            Request::Members(_) | Request::MemberChange(_) | Request::GroupStep(_) => {
+                error(ErrorCode::UNKNOWN_KIND)
+            }
             Request::Ping => Reply::Pong,
         };
         let mut out = std::mem::take(&mut self.out);

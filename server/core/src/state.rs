@@ -12,6 +12,7 @@
 //! - A key's queue never has a satisfiable head after a command (no wake-up is ever missing).
 //! - Every hold and every waiter belongs to a live lease, and the lease knows it.
 
+use alloc::rc::Rc;
 use alloc::vec::Vec;
 
 use leasehold_protocol::command::Command;
@@ -25,6 +26,7 @@ use crate::blob::{Key, Name};
 use crate::cow::Map;
 use crate::digest;
 use crate::hash::Sum;
+use crate::members::Members;
 use crate::table::{Keys, Lease, Leases};
 
 /// The highest token: tokens fit in a signed 64-bit column.
@@ -55,6 +57,8 @@ pub struct State {
     pub(crate) own_waiters: usize,
     /// Holds, their further entries, ghosts and waiters. Follows from `keys`.
     pub(crate) claims: usize,
+    /// The member table, and this shard's fence.
+    pub(crate) members: Rc<Members>,
 }
 
 /// One command on its way through `apply`.
@@ -81,6 +85,7 @@ impl State {
             delays: Map::default(),
             own_waiters: 0,
             claims: 0,
+            members: Rc::default(),
         }
     }
 
@@ -134,6 +139,7 @@ impl State {
             Command::Convert { caller, key, token, mode } => {
                 self.convert(step, caller, key, *token, *mode)
             }
+            Command::Member(command) => self.member(step, command),
         }
     }
 

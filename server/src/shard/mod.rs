@@ -13,6 +13,7 @@ mod batch;
 mod count;
 mod expire;
 mod forward;
+mod member;
 mod probe;
 mod propose;
 mod read;
@@ -28,6 +29,7 @@ use leasehold_core::State;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{LeaseId, NodeId, ShardId};
+use leasehold_protocol::member::ShardProgress;
 use leasehold_protocol::planted;
 use leasehold_protocol::request::Request;
 
@@ -99,6 +101,10 @@ pub struct Shard<E: Env> {
     /// Since when a round is under way that asks whether a majority follows.
     probing: Cell<Option<MonoTime>>,
     stopping: Cell<bool>,
+    /// A step towards another membership is being taken: one at a time.
+    stepping: Cell<bool>,
+    /// How far an operation is, as its driver saw it, and for which version of the member table.
+    member_progress: RefCell<(u64, Vec<ShardProgress>)>,
     shards_total: u32,
     metrics: CoreHandle,
     totals: Totals,
@@ -134,6 +140,8 @@ impl<E: Env> Shard<E> {
             leading: Cell::new(None),
             probing: Cell::new(None),
             stopping: Cell::new(false),
+            stepping: Cell::new(false),
+            member_progress: RefCell::default(),
             shards_total,
             metrics,
             totals,
@@ -167,11 +175,13 @@ impl<E: Env> Shard<E> {
             | Request::List(_)
             | Request::Sessions(_)
             | Request::Holds(_)
-            | Request::Claim(_) => {
+            | Request::Claim(_)
+            | Request::Members(_) => {
                 self.read(request, to, origin);
             }
             Request::Transfer(request) => self.transfer(request, to, origin),
-            Request::Hello(_) | Request::Status(_) | Request::Ping => {
+            Request::GroupStep(request) => self.group_step(request, to, origin),
+            Request::Hello(_) | Request::Status(_) | Request::MemberChange(_) | Request::Ping => {
                 to.error(ErrorCode::UNKNOWN_KIND, NodeId(0));
             }
         }

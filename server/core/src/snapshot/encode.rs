@@ -5,19 +5,21 @@
 //! there is no pile of old nodes to free at once.
 
 use alloc::rc::Rc;
-use alloc::vec::Vec;
+use alloc::vec::{self, Vec};
 
 use leasehold_protocol::codec;
 use leasehold_protocol::ids::{LeaseId, Number};
+use leasehold_protocol::member::MemberInfo;
 use leasehold_protocol::planted;
 
 use super::item::{
     AskedItem, End, ForcedItem, GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem,
-    RecordItem, WaiterItem,
+    MembersItem, RecordItem, WaiterItem,
 };
 use super::{BLOCK_HEADER_LEN, CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
 use crate::blob::Key;
 use crate::cow::IntoIter;
+use crate::members::Members;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
 use crate::table::{Ghost, Hold, KeyState, Lease, Waiter};
@@ -30,6 +32,8 @@ pub struct Encoder {
     memory: Option<MemoryLeft>,
     keys: IntoIter<Key, Rc<KeyState>>,
     key: Option<KeyLeft>,
+    members: Option<Rc<Members>>,
+    nodes: vec::IntoIter<MemberInfo>,
     ended: bool,
     checksum: u32,
     items: u64,
@@ -69,6 +73,8 @@ impl Encoder {
             memory: None,
             keys: state.keys.clone().into_iter(),
             key: None,
+            members: (*state.members != Members::default()).then(|| Rc::clone(&state.members)),
+            nodes: Vec::new().into_iter(),
             ended: false,
             checksum: 0,
             items: 0,
@@ -103,10 +109,19 @@ impl Encoder {
             let own = key_item(&key, &entry);
             self.key = Some(KeyLeft { key, own, ghosts, holds, queue });
         }
+        self.key = None;
+        if let Some(members) = self.members.take() {
+            self.nodes = members.nodes().cloned().collect::<Vec<_>>().into_iter();
+            let Members { version, fence, operation, .. } = *members;
+            return Some(Item::Members(MembersItem { version, fence, operation }));
+        }
+        if let Some(info) = self.nodes.next() {
+            return Some(Item::Member(info));
+        }
         if self.ended {
             return None;
         }
-        (self.ended, self.key) = (true, None);
+        self.ended = true;
         Some(Item::End(End { items: self.items }))
     }
 }

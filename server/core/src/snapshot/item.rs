@@ -4,11 +4,12 @@ use alloc::vec::Vec;
 
 use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, ShardId, Token};
+use leasehold_protocol::member::{MemberInfo, MemberOperation};
 use leasehold_protocol::outcome::Outcome;
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// In this order: header; each lease followed by its records, ascending; each key, if there is
-/// anything to say of it, followed by its ghosts, holds and waiters, ascending; end.
+/// anything to say of it, followed by its ghosts, holds and waiters, ascending; the member table; end.
 #[derive(Archive, Serialize, Deserialize)]
 pub(super) enum Item {
     Header(Header),
@@ -19,6 +20,10 @@ pub(super) enum Item {
     Hold(HoldItem),
     Waiter(WaiterItem),
     End(End),
+    /// Before the end, if there is a member table or a fence: first this...
+    Members(MembersItem),
+    /// ...then each node, ascending.
+    Member(MemberInfo),
 }
 
 #[derive(Archive, Serialize, Deserialize, Clone, Copy)]
@@ -121,6 +126,13 @@ pub(super) struct WaiterItem {
     pub(super) value: Vec<u8>,
     pub(super) wait_ms: u32,
     pub(super) delay_ms: u32,
+}
+
+#[derive(Archive, Serialize, Deserialize, Clone, Copy)]
+pub(super) struct MembersItem {
+    pub(super) version: u64,
+    pub(super) fence: u64,
+    pub(super) operation: Option<MemberOperation>,
 }
 
 #[derive(Archive, Serialize, Deserialize)]
