@@ -82,9 +82,9 @@ mod io;
 mod session;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
-pub use leasehold_protocol::ids::{ClusterId, LeaseId, NodeId, Revision, ShardId, Token};
+pub use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, NodeId, Revision, ShardId, Token};
 pub use leasehold_protocol::reply::{
-    Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
+    Delay, Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
     StatusReply, Waiter,
 };
 pub use leasehold_protocol::request::Freshness;
@@ -93,8 +93,8 @@ pub use crate::client::{Client, Forced, KeyRead};
 pub use crate::config::{Config, parse_endpoints};
 pub use crate::core::{HoldState, LossCause, RiskCause};
 pub use crate::error::{
-    AcquireError, CallError, CloseError, ConfigError, ConnectError, Error, Failure, ReleaseError,
-    RenewError, SessionError,
+    AcquireError, CallError, ChangeError, CloseError, ConfigError, ConnectError, Error, Failure,
+    ReleaseError, RenewError, SessionError,
 };
 pub use crate::guard::{Guard, HoldWatch};
 pub use crate::session::{LockRequest, Session};

@@ -60,12 +60,31 @@ pub(super) struct Args {
     /// Attached to the hold; whoever reads the key sees it
     #[arg(long)]
     value: Option<String>,
+    #[command(flatten)]
+    how: How,
     /// How long before the end of validity the command gets TERM; by default a fifth of the TTL
     #[arg(long, value_name = "TIME", value_parser = time)]
     grace: Option<Duration>,
     /// The command and its arguments, passed on as they are
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
+}
+
+/// How the key is held.
+#[derive(clap::Args, Debug)]
+struct How {
+    /// Shares the lock with others who do the same; nobody holds it exclusively meanwhile
+    #[arg(long, conflicts_with = "permits")]
+    shared: bool,
+    /// Takes so many permits of a semaphore; needs --of
+    #[arg(long, value_name = "N", requires = "of")]
+    permits: Option<u32>,
+    /// How many permits the semaphore has, 1 to 1024; all who use it must say the same
+    #[arg(long, value_name = "M", requires = "permits")]
+    of: Option<u32>,
+    /// If the lock is lost, nobody else gets it for this long, at most 60s
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    lock_delay: Option<Duration>,
 }
 
 /// What the keeper must do, its first line of input.
@@ -79,6 +98,10 @@ struct Order {
     ttl_ms: u64,
     /// `None` has no limit, 0 does not wait.
     wait_ms: Option<u64>,
+    shared: bool,
+    /// Permits and the semaphore's limit.
+    permits: Option<(u32, u32)>,
+    lock_delay_ms: u64,
 }
 
 /// What the keeper says, a line each.
@@ -130,6 +153,9 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
         value: args.value,
         ttl_ms: args.ttl.as_millis() as u64,
         wait_ms: wait.map(|wait| wait.as_millis() as u64),
+        shared: args.how.shared,
+        permits: args.how.permits.zip(args.how.of),
+        lock_delay_ms: args.how.lock_delay.unwrap_or_default().as_millis() as u64,
     };
     supervisor::run(&order, &args.command, grace, options.json).await
 }
