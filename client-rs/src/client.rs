@@ -20,6 +20,7 @@ use leasehold_protocol::shard::{check_key, check_key_bound, check_label, check_r
 use crate::clock::BootTime;
 use crate::config::Config;
 use crate::core::{CallId, CallRequest, Timing, check_limit};
+use crate::election::Election;
 use crate::error::{CallError, ConfigError, ConnectError, Failure, SessionError};
 use crate::io::shared::Shared;
 use crate::session::Session;
@@ -121,6 +122,11 @@ impl Client {
         label: impl Into<String>,
     ) -> Result<Session, SessionError> {
         Session::open(&self.inner, ttl, label.into())
+    }
+
+    /// The election of this name.
+    pub fn election(&self, name: impl Into<Vec<u8>>) -> Election {
+        Election::new(self.clone(), name.into())
     }
 
     /// The number of shards, fixed for the cluster's life.

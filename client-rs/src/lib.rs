@@ -76,6 +76,7 @@ mod client;
 mod clock;
 mod config;
 mod core;
+mod election;
 mod error;
 mod guard;
 mod io;
@@ -92,6 +93,7 @@ pub use leasehold_protocol::request::Freshness;
 pub use crate::client::{Client, Forced, KeyRead};
 pub use crate::config::{Config, parse_endpoints};
 pub use crate::core::{HoldState, LossCause, RiskCause};
+pub use crate::election::{Campaign, Election, Leader, Leadership};
 pub use crate::error::{
     AcquireError, CallError, ChangeError, CloseError, ConfigError, ConnectError, Error, Failure,
     ReleaseError, RenewError, SessionError,

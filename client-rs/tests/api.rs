@@ -438,3 +438,51 @@ async fn a_value_is_replaced_while_it_is_held() {
     let refused = own.downgrade().await.expect_err("it has a lease of its own");
     assert_eq!(refused.failure().code, ErrorCode::BAD_COMBINATION);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_election_has_one_leader_at_a_time_and_the_next_one_follows_at_once() {
+    let server = TestServer::start();
+    let (client, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let election = client.election("e");
+    assert_eq!(election.leader().await.expect("readable"), None);
+    let leads = election.campaign(&first, "one").await.expect("nobody else");
+    let leader = election.leader().await.expect("readable").expect("elected");
+    assert_eq!((leader.token, leader.value.as_slice()), (leads.token(), b"one".as_slice()));
+    let (candidate, other) = (election.clone(), second.clone());
+    let waiting = tokio::spawn(async move { candidate.campaign(&other, "two").await });
+    eventually("it stands", async || server.waiters("e") == 1).await;
+    let gives_up = election.campaign(&second, "late").wait(Duration::ZERO).await;
+    assert_eq!(gives_up.expect_err("it stands").failure().code, ErrorCode::ALREADY_QUEUED);
+    // Sent in the order of the calls, awaited or not.
+    let (early, late) = (leads.proclaim("uno"), leads.proclaim("eins"));
+    late.await.expect("leads");
+    early.await.expect("led");
+    assert_eq!(election.leader().await.expect("readable").expect("leads").value, b"eins");
+    let token = leads.token();
+    leads.resign().await.expect("led");
+    let next = waiting.await.expect("no panic").expect("elected");
+    assert!(next.token() > token);
+    let leader = election.leader().await.expect("readable").expect("elected");
+    assert_eq!((leader.token, leader.value.as_slice()), (next.token(), b"two".as_slice()));
+    let large = next.proclaim(vec![0; 4097]).await.expect_err("too large");
+    assert_eq!(large.failure().code, ErrorCode::VALUE_TOO_LARGE);
+    let large = election.campaign(&first, vec![0; 4097]).await.expect_err("too large");
+    assert_eq!(large.failure().code, ErrorCode::VALUE_TOO_LARGE);
+    second.close().await.expect("confirmed");
+    assert_eq!(next.lost().await, LossCause::SessionClosed);
+    assert_eq!(election.leader().await.expect("readable"), None);
+}
+
+#[tokio::test]
+async fn a_candidate_that_withdraws_is_never_elected() {
+    let server = TestServer::start();
+    let (client, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let election = client.election("e");
+    let leads = election.campaign(&first, "one").await.expect("nobody else");
+    let late = election.campaign(&second, "two").wait(Duration::from_millis(30)).await;
+    assert!(matches!(late, Err(AcquireError::TimedOut(_))), "{late:?}");
+    leads.resign().await.expect("led");
+    assert_eq!(election.leader().await.expect("readable"), None);
+}

@@ -717,3 +717,57 @@ fn pipe_knows_modes_permits_and_entries() {
     pipe.end();
     other.end();
 }
+
+#[test]
+fn elect_leads_until_a_signal_or_while_a_command_runs() {
+    let server = TestServer::start();
+    let mut first = program(&server)
+        .args(["elect", "e", "addr-1", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut lines = BufReader::new(first.stdout.take().expect("piped")).lines();
+    let mut next = || -> Value {
+        serde_json::from_str(&lines.next().expect("a line").expect("readable")).expect("JSON")
+    };
+    let elected = next();
+    assert_eq!((&elected["event"], &elected["name"]), (&json!("elected"), &json!("e")));
+    let output = run(&server, &["elect", "e", "addr-2", "--try", "--", "true"]);
+    assert_eq!(output.status.code(), Some(120), "{output:?}");
+    let second = program(&server)
+        .args(["elect", "e", "addr-2", "--", "sh", "-c", "echo $LEASEHOLD_KEY $LEASEHOLD_TOKEN"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    eventually("it stands", || server.waiters("e") == 1);
+    signal(&first, Signal::TERM);
+    assert_eq!(next()["event"], "resigned");
+    assert_eq!(first.wait().expect("it ends").code(), Some(0));
+    let output = second.wait_with_output().expect("it ends");
+    let said = text(&output.stdout);
+    let token: u64 = said.trim().strip_prefix("e ").expect("its name").parse().expect("a number");
+    assert!(token > elected["token"].as_u64().expect("a number"));
+    assert!(server.tokens("e").is_empty());
+}
+
+#[test]
+fn pipe_campaigns_proclaims_and_resigns() {
+    let server = TestServer::start();
+    let mut pipe = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "leader", "name": "e"}));
+    assert_eq!(pipe.reply(1)["leader"], Value::Null);
+    pipe.send(&json!({"id": 2, "op": "campaign", "name": "e", "value": "a", "wait_ms": 0}));
+    let token = pipe.reply(2)["token"].clone();
+    pipe.send(&json!({"id": 3, "op": "proclaim", "name": "e", "value": "b", "token": token}));
+    assert_eq!(pipe.reply(3)["ok"], true);
+    pipe.send(&json!({"id": 4, "op": "leader", "name": "e"}));
+    let leader = pipe.reply(4)["leader"].clone();
+    assert_eq!((&leader["token"], &leader["value"]), (&token, &json!("b")));
+    pipe.send(&json!({"id": 5, "op": "resign", "name": "e"}));
+    assert_eq!(pipe.reply(5)["ok"], true);
+    pipe.send(&json!({"id": 6, "op": "proclaim", "name": "e", "value": "c"}));
+    assert_eq!(pipe.reply(6)["error"], "not_owner");
+    pipe.send(&json!({"id": 7, "op": "campaign", "name": "e", "value": "x".repeat(4097)}));
+    assert_eq!(pipe.reply(7)["error"], "value_too_large");
+    pipe.end();
+}

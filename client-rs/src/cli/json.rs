@@ -1,7 +1,8 @@
 //! How keys, leases and nodes look in JSON: the same in every verb.
 
 use leasehold::{
-    Delay, Holder, KeyRead, Mode, NodeStatus, Role, SessionInfo, ShardId, ShardStatus, Waiter,
+    Delay, Holder, KeyRead, Leader, Mode, NodeStatus, Role, SessionInfo, ShardId, ShardStatus,
+    Waiter,
 };
 use serde_json::{Value, json};
 
@@ -103,6 +104,17 @@ pub(super) fn key(read: &KeyRead) -> Value {
     if read.info.limit > 0 {
         object["limit"] = read.info.limit.into();
     }
+    object
+}
+
+pub(super) fn leader(leader: &Leader) -> Value {
+    let mut object = json!({
+        "token": leader.token.0,
+        "label": leader.label,
+        "lease": leader.lease.0,
+        "since_ms": leader.since_ms,
+    });
+    put_bytes(&mut object, "value", &leader.value);
     object
 }
 

@@ -40,6 +40,57 @@ impl Acquire {
     }
 }
 
+/// `campaign`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Campaign {
+    name: String,
+    value: String,
+    wait_ms: Option<u64>,
+    lock_delay_ms: Option<u64>,
+}
+
+/// `proclaim`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Proclaim {
+    name: String,
+    token: Option<u64>,
+    value: String,
+}
+
+/// `resign`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Resign {
+    name: String,
+    token: Option<u64>,
+}
+
+/// `leader`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Leader {
+    pub(super) name: String,
+}
+
+/// An election is a key: a campaign acquires it.
+impl From<Campaign> for Acquire {
+    fn from(campaign: Campaign) -> Self {
+        Self {
+            key: campaign.name,
+            wait_ms: campaign.wait_ms,
+            value: Some(campaign.value),
+            ttl_ms: None,
+            mode: None,
+            permits: None,
+            limit: None,
+            reentrant: false,
+            lock_delay_ms: campaign.lock_delay_ms,
+        }
+    }
+}
+
 /// `mode`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -88,6 +139,7 @@ pub(super) enum Op {
     Remaining(OfHold),
     Mode(SetMode),
     SetValue(SetValue),
+    Leader(Leader),
     Get(Get),
     Cancel(Cancel),
 }
@@ -122,6 +174,16 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
         "renew" => Op::Renew(read(fields)?),
         "remaining" => Op::Remaining(read(fields)?),
         "mode" => Op::Mode(read(fields)?),
+        "campaign" => Op::Acquire(read::<Campaign>(fields)?.into()),
+        "proclaim" => {
+            let Proclaim { name: key, token, value } = read(fields)?;
+            Op::SetValue(SetValue { key, token, value })
+        }
+        "resign" => {
+            let Resign { name: key, token } = read(fields)?;
+            Op::Release(OfHold { key, token })
+        }
+        "leader" => Op::Leader(read(fields)?),
         "set_value" => Op::SetValue(read(fields)?),
         "get" => Op::Get(read(fields)?),
         "cancel" => Op::Cancel(read(fields)?),

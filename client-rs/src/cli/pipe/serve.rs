@@ -171,6 +171,17 @@ impl Pipe {
             Op::Remaining(hold) => self.remaining(&id, &hold).await,
             Op::Mode(mode) => self.mode(id, mode).await,
             Op::SetValue(value) => self.set_value(id, value).await,
+            Op::Leader(leader) => {
+                let election = self.client.election(leader.name);
+                self.spawn(id, false, async move {
+                    match election.leader().await {
+                        Ok(leader) => Done::Reply(
+                            json!({ "ok": true, "leader": leader.as_ref().map(json::leader) }),
+                        ),
+                        Err(error) => Done::Reply(failure_json(error.failure())),
+                    }
+                });
+            }
             Op::Get(get) => {
                 let client = self.client.clone();
                 self.spawn(id, false, async move {
