@@ -80,14 +80,17 @@ mod error;
 mod guard;
 mod io;
 mod session;
+mod watch;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
+pub use leasehold_protocol::event::{EndReason, EventKind};
 pub use leasehold_protocol::ids::{ClusterId, LeaseId, NodeId, Revision, ShardId, Token};
 pub use leasehold_protocol::reply::{
     Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
     StatusReply, Waiter,
 };
 pub use leasehold_protocol::request::Freshness;
+pub use leasehold_protocol::watch::WatchEvent;
 
 pub use crate::client::{Client, Forced, KeyRead};
 pub use crate::config::{Config, parse_endpoints};
@@ -98,3 +101,4 @@ pub use crate::error::{
 };
 pub use crate::guard::{Guard, HoldWatch};
 pub use crate::session::{LockRequest, Session};
+pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};

@@ -33,12 +33,13 @@ mod settle;
 #[cfg(test)]
 mod tests;
 mod timers;
+pub(crate) mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{ShardId, Token};
+use leasehold_protocol::ids::{ClusterId, ShardId, Token};
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::Request;
 use leasehold_protocol::shard::shard_of;
@@ -86,6 +87,8 @@ ids! {
     ExchangeId
     /// See the module.
     CallId
+    /// A watch.
+    WatchId
 }
 
 /// Time-outs.
@@ -120,6 +123,8 @@ pub(crate) enum Event {
     Renewed { call: CallId, result: Result<(), Failure> },
     /// A call ended.
     Answered { call: CallId, result: Result<Reply, Failure> },
+    /// A watch has something to take.
+    Watched { watch: WatchId },
     /// A session that was closed is gone.
     Closed { session: SessionId, result: Result<(), Failure> },
 }
@@ -151,6 +156,7 @@ enum Timer {
     Conn(ConnId),
     Session(SessionId),
     Call(CallId),
+    Watch(WatchId),
 }
 
 /// A read or an operator's request.
@@ -182,6 +188,7 @@ pub(crate) struct Core {
     leases: BTreeMap<LeaseKey, Lease>,
     ops: BTreeMap<OpId, Op>,
     calls: BTreeMap<CallId, Call>,
+    watches: BTreeMap<WatchId, watch::Watch>,
     /// Live leases by shard and the time of their next renewal.
     renewals: BTreeSet<(ShardId, BootTime, LeaseKey)>,
     last_id: u64,
@@ -202,6 +209,7 @@ impl Core {
             leases: BTreeMap::new(),
             ops: BTreeMap::new(),
             calls: BTreeMap::new(),
+            watches: BTreeMap::new(),
             renewals: BTreeSet::new(),
             last_id: 0,
             outputs: VecDeque::new(),
@@ -227,6 +235,7 @@ impl Core {
                 Timer::Conn(conn) => self.conn_due(conn),
                 Timer::Session(session) => self.session_due(session),
                 Timer::Call(call) => self.ask_due(call),
+                Timer::Watch(watch) => self.watch_due(watch),
             }
         }
     }
@@ -249,6 +258,11 @@ impl Core {
         self.router.shards
     }
 
+    /// The cluster, once a node answered.
+    pub(crate) const fn cluster(&self) -> ClusterId {
+        self.router.cluster
+    }
+
     /// Nothing is on its way.
     pub(crate) fn is_idle(&self) -> bool {
         self.exchanges.is_empty()
@@ -261,6 +275,7 @@ impl Core {
         assert!(self.leases.is_empty(), "{:?}", self.leases);
         assert!(self.sessions.is_empty(), "{:?}", self.sessions);
         assert!(self.exchanges.is_empty(), "{:?}", self.exchanges);
+        assert!(self.watches.is_empty(), "{:?}", self.watches);
         assert!(self.calls.is_empty() && self.renewals.is_empty());
     }
 

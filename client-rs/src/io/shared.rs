@@ -20,6 +20,7 @@ use super::conn::{self, Link};
 use crate::clock::BootTime;
 use crate::core::{
     CallId, ConnId, Core, Event, Held, HoldChange, LossCause, OpId, Output, SessionId, Timing,
+    WatchId,
 };
 use crate::error::Failure;
 
@@ -58,6 +59,7 @@ pub(crate) struct Inner {
     renewals: BTreeMap<CallId, Waiter<()>>,
     calls: BTreeMap<CallId, Waiter<Reply>>,
     closes: BTreeMap<SessionId, Waiter<()>>,
+    watchers: BTreeMap<WatchId, Arc<Notify>>,
     /// When the tasks end.
     ends_at: Option<BootTime>,
     /// When the timer task will wake.
@@ -84,6 +86,7 @@ impl Shared {
             renewals: BTreeMap::new(),
             calls: BTreeMap::new(),
             closes: BTreeMap::new(),
+            watchers: BTreeMap::new(),
             ends_at: None,
             wakes_at: BootTime(0),
         };
@@ -179,6 +182,16 @@ impl Inner {
         wait_for(&mut self.closes, Ok(session))
     }
 
+    /// Who waits for a watch's items.
+    pub(crate) fn await_watch(&mut self, watch: WatchId) -> Arc<Notify> {
+        Arc::clone(self.watchers.entry(watch).or_default())
+    }
+
+    /// Nobody waits for a watch's items any more.
+    pub(crate) fn forget_watch(&mut self, watch: WatchId) {
+        self.watchers.remove(&watch);
+    }
+
     /// The caller of an acquire has gone.
     pub(crate) fn forget_acquire(&mut self, op: OpId) {
         self.acquires.remove(&op);
@@ -211,6 +224,11 @@ impl Inner {
             Event::Released { op, result } => tell(&mut self.releases, op, result),
             Event::Renewed { call, result } => tell(&mut self.renewals, call, result),
             Event::Answered { call, result } => tell(&mut self.calls, call, result),
+            Event::Watched { watch } => {
+                if let Some(watcher) = self.watchers.get(&watch) {
+                    watcher.notify_one();
+                }
+            }
             Event::Closed { session, result } => tell(&mut self.closes, session, result),
         }
     }
