@@ -19,7 +19,8 @@ use leasehold_protocol::shard::{check_key, check_key_bound, check_label, check_r
 
 use crate::clock::BootTime;
 use crate::config::Config;
-use crate::core::{CallId, CallRequest, Timing};
+use crate::core::{CallId, CallRequest, Timing, check_limit};
+use crate::election::Election;
 use crate::error::{CallError, ConfigError, ConnectError, Failure, SessionError};
 use crate::io::shared::Shared;
 use crate::session::Session;
@@ -122,6 +123,11 @@ impl Client {
         label: impl Into<String>,
     ) -> Result<Session, SessionError> {
         Session::open(&self.inner, ttl, label.into())
+    }
+
+    /// The election of this name.
+    pub fn election(&self, name: impl Into<Vec<u8>>) -> Election {
+        Election::new(self.clone(), name.into())
     }
 
     /// The number of shards, fixed for the cluster's life.
@@ -311,6 +317,56 @@ impl Client {
         }
     }
 
+    /// Changes how many permits a semaphore has, 1 to 1024. Present holds keep theirs, whatever
+    /// their number; who waits for more than there are now is refused. Refused with `not_in_use`
+    /// if nobody holds the key or waits for it: then the next acquire decides.
+    pub async fn set_limit(
+        &self,
+        key: impl Into<Vec<u8>>,
+        limit: u32,
+        who: &str,
+    ) -> Result<(), CallError> {
+        let key = key.into();
+        check_key(&key).map_err(Failure::of)?;
+        check_limit(limit)?;
+        check_label(who.as_bytes()).map_err(Failure::of)?;
+        let who = who.as_bytes().to_vec();
+        self.operate(key.clone(), Command::SetLimit { key, limit, who }).await
+    }
+
+    /// Asks the holder of a key to give it up within some time; `token` names the hold that is
+    /// meant. Nothing but the holder's goodwill follows: it hears of it as a `Yield` of its session.
+    pub async fn ask_yield(
+        &self,
+        key: impl Into<Vec<u8>>,
+        token: Token,
+        who: &str,
+        why: &str,
+        within: Duration,
+    ) -> Result<(), CallError> {
+        let key = key.into();
+        check_key(&key).map_err(Failure::of)?;
+        check_label(who.as_bytes()).map_err(Failure::of)?;
+        check_reason(why.as_bytes()).map_err(Failure::of)?;
+        let (who, why) = (who.as_bytes().to_vec(), why.as_bytes().to_vec());
+        let within_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
+        let command = Command::AskYield { key: key.clone(), token, who, why, within_ms };
+        self.operate(key, command).await
+    }
+
+    /// An operator's command that may be repeated without harm.
+    async fn operate(&self, key: Vec<u8>, command: Command) -> Result<(), CallError> {
+        let shard = self.shard_of(&key);
+        let request = Request::Command(CommandRequest { shard, timeout_ms: 0, command });
+        match self.inner.call(Some(shard), request).await? {
+            Reply::Outcome(OutcomeReply { outcome: Outcome::Changed { .. }, .. }) => Ok(()),
+            Reply::Outcome(OutcomeReply {
+                outcome: Outcome::Refused { code, token, .. }, ..
+            }) => Err(Failure { token, ..Failure::of(code) }.into()),
+            _ => Err(misfit().into()),
+        }
+    }
+
     /// Moves a shard's leadership to a node, or to one that the leader chooses.
     pub async fn transfer_leader(
         &self,
@@ -334,6 +390,21 @@ impl Client {
 }
 
 impl ClientInner {
+    /// A refusal because of a lock-delay, with what is left of it, if the cluster tells.
+    pub(crate) async fn with_rest(&self, key: &[u8], mut failure: Failure) -> Failure {
+        let request =
+            GetRequest { key: key.to_vec(), freshness: Freshness::Linearizable, timeout_ms: 0 };
+        let shard = shard_of(key, self.shards);
+        if let Ok(Reply::Keys(reply)) = self.call(Some(shard), Request::Get(request)).await {
+            let delays = reply.keys.iter().flat_map(|info| &info.delays);
+            // If it is over meanwhile, nothing is left.
+            let rest = delays.filter_map(|delay| delay.remaining_ms).max().unwrap_or(0);
+            failure.message = format!("{} {rest} ms of it are left.", failure.message);
+            failure.rest_ms = Some(rest);
+        }
+        failure
+    }
+
     async fn call(&self, shard: Option<ShardId>, request: Request) -> Result<Reply, Failure> {
         let timeout = self.config.call_timeout;
         let (call, answer) = self.shared.enter(|inner, now| {

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_protocol::ids::Secret;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{Mode, Secret};
 
 use crate::client::{ClientInner, gone, random_secret};
-use crate::core::{AcquireRequest, OpId, SessionId, Wait};
+use crate::core::{AcquireRequest, OpId, Options, SessionId, Wait};
 use crate::error::{AcquireError, CloseError, Failure, SessionError};
 use crate::guard::Guard;
 use crate::io::shared::{Reported, Shared};
@@ -57,6 +58,7 @@ impl Session {
             value: Vec::new(),
             wait: Wait::Unlimited,
             own_ttl: None,
+            options: Options::PLAIN,
         }
     }
 
@@ -85,6 +87,7 @@ pub struct LockRequest {
     value: Vec<u8>,
     wait: Wait,
     own_ttl: Option<Duration>,
+    options: Options,
 }
 
 impl LockRequest {
@@ -109,6 +112,38 @@ impl LockRequest {
         self
     }
 
+    /// Asks for a shared hold: any number of them go together, and none with an exclusive one. One
+    /// queue serves both kinds in order, so that neither starves.
+    pub const fn shared(mut self) -> Self {
+        self.options.mode = Mode::SHARED;
+        self
+    }
+
+    /// Asks for so many permits of a semaphore that has `limit` of them, 1 to 1024. Whoever finds
+    /// the key unused decides how many it has; another number is refused with `limit_mismatch`,
+    /// and `Client::set_limit` changes it. One session holds a key once: who wants further permits
+    /// takes them under another session.
+    pub const fn permits(mut self, permits: u32, limit: u32) -> Self {
+        self.options.mode = Mode::permits(permits);
+        self.options.limit = limit;
+        self
+    }
+
+    /// If this session holds the key already, in the same mode or exclusively, enters that hold
+    /// once more under its token, where it would be refused with `already_held` otherwise. Each
+    /// entry has a guard of its own; the hold ends with the last of them.
+    pub const fn reentrant(mut self) -> Self {
+        self.options.reentrant = true;
+        self
+    }
+
+    /// If the hold is lost, its place stays taken for this long, at most 60 s: for a resource that
+    /// cannot check tokens and may still see late writes of the lost holder. Never after a release.
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.options.delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        self
+    }
+
     /// Waits for the lock.
     ///
     /// Dropping the future cancels the request; if it was granted meanwhile, it is given back. The
@@ -126,6 +161,7 @@ impl LockRequest {
             value: self.value,
             wait: self.wait,
             own,
+            options: self.options,
         };
         let (op, answer) = shared.enter(|inner, now| {
             let op = inner.core.acquire(now, request);
@@ -135,7 +171,13 @@ impl LockRequest {
         let reported: Result<Reported, Failure> = answer.await.unwrap_or_else(|_| Err(gone()));
         interest.open = false;
         drop(interest);
-        Ok(Guard::new(self.session, op, self.key, reported?, own_lease))
+        match reported {
+            Ok(reported) => Ok(Guard::new(self.session, op, self.key, reported, own_lease)),
+            Err(failure) if failure.code == ErrorCode::DELAYED => {
+                Err(self.session.client.with_rest(&self.key, failure).await.into())
+            }
+            Err(failure) => Err(failure.into()),
+        }
     }
 
     /// Takes the lock if it is free.

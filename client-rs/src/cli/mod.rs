@@ -1,5 +1,6 @@
 //! The command line of Leasehold: one verb a file, all of them over the library's public API.
 
+mod elect;
 mod exit;
 mod force_release;
 mod get;
@@ -37,6 +38,8 @@ struct Args {
 enum Verb {
     /// Runs a command under a lock
     Lock(lock::Args),
+    /// Leads an election, while a command runs or until a signal
+    Elect(elect::Args),
     /// Shows who holds a key and who waits for it
     Get(get::Args),
     /// Lists keys that are held or waited for
@@ -78,6 +81,7 @@ fn run(args: Args) -> Result<ExitCode, CliError> {
         // Becomes the command, or says why not.
         Verb::Exec(args) => lock::exec(&args),
         Verb::Lock(args) => single(lock::run(&options, args)),
+        Verb::Elect(args) => single(elect::run(&options, args)),
         Verb::Keeper => single(lock::keep()),
         Verb::Get(args) => shared(get::run(&options, args)),
         Verb::Ls(args) => shared(ls::run(&options, args)),

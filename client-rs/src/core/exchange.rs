@@ -42,6 +42,7 @@ pub(super) enum Owner {
     Acquire(OpId),
     Cancel(OpId),
     Release(OpId),
+    Change(OpId),
     Renew(Vec<LeaseKey>),
     Holds(LeaseKey),
     Close {
@@ -290,6 +291,7 @@ impl Core {
             Owner::Acquire(op) => self.build_acquire(*op, timeout_ms),
             Owner::Cancel(op) => self.build_cancel(*op, timeout_ms),
             Owner::Release(op) => self.build_release(*op, timeout_ms),
+            Owner::Change(op) => self.build_change(*op, timeout_ms),
             Owner::Renew(leases) => self.build_renew(leases, timeout_ms),
             Owner::Holds(lease) => self.build_holds(*lease, timeout_ms),
             // It is not sent again.
@@ -300,7 +302,7 @@ impl Core {
             }
             Owner::Call(call) => match self.calls.get(call)? {
                 Call::Request(request) => Some((with_timeout(request, timeout_ms), Vec::new())),
-                Call::Renew { .. } => None,
+                Call::Renew { .. } | Call::Change { .. } => None,
             },
             Owner::Watch(watch, shard) => Some((self.build_watch(*watch, *shard)?, Vec::new())),
         }
@@ -391,7 +393,9 @@ impl Core {
     /// The cluster has executed or refused the command: it took its acknowledgements.
     fn confirm_acks(&mut self, id: ExchangeId, sent_at: BootTime) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
-        let (Owner::Acquire(op) | Owner::Cancel(op) | Owner::Release(op)) = exchange.owner else {
+        let (Owner::Acquire(op) | Owner::Cancel(op) | Owner::Release(op) | Owner::Change(op)) =
+            exchange.owner
+        else {
             return;
         };
         if exchange.last_sent == sent_at {
@@ -472,6 +476,7 @@ impl Core {
             Owner::Acquire(op) => self.acquire_answered(op, retried, result),
             Owner::Cancel(op) => self.cancel_answered(op, result),
             Owner::Release(op) => self.release_answered(op, retried, result),
+            Owner::Change(op) => self.change_answered(op, retried, result),
             Owner::Renew(leases) => self.renew_answered(&leases, result, sent_at),
             Owner::Holds(lease) => self.holds_answered(lease, result),
             Owner::Close { session, .. } => self.close_answered(session, result),

@@ -20,10 +20,12 @@
 
 mod acquire;
 mod cell;
+mod change;
 mod connect;
 mod exchange;
 mod lease;
 mod numbers;
+mod options;
 mod release;
 mod renew;
 mod rng;
@@ -39,7 +41,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{ClusterId, ShardId, Token};
+use leasehold_protocol::ids::{ClusterId, ShardId};
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::Request;
 use leasehold_protocol::shard::shard_of;
@@ -48,8 +50,10 @@ use self::acquire::Op;
 pub(crate) use self::acquire::{AcquireRequest, Wait};
 pub(crate) use self::cell::HoldCell;
 pub use self::cell::{HoldState, LossCause, RiskCause};
+pub(crate) use self::change::Wish;
 use self::exchange::{Exchange, Owner};
 use self::lease::Lease;
+pub(crate) use self::options::{Options, check_limit};
 use self::rng::Rng;
 use self::route::Router;
 use self::session::Session;
@@ -121,6 +125,8 @@ pub(crate) enum Event {
     Released { op: OpId, result: Result<(), Failure> },
     /// A renewal that was asked for ended.
     Renewed { call: CallId, result: Result<(), Failure> },
+    /// A change of a hold ended. What the hold is now is in its cell.
+    Changed { call: CallId, result: Result<(), Failure> },
     /// A call ended.
     Answered { call: CallId, result: Result<Reply, Failure> },
     /// A watch has something to take.
@@ -132,7 +138,6 @@ pub(crate) enum Event {
 /// A grant that is current.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
-    pub(crate) token: Token,
     pub(crate) cell: std::sync::Arc<HoldCell>,
 }
 
@@ -173,6 +178,7 @@ pub(crate) struct CallRequest {
 enum Call {
     Request(Request),
     Renew { lease: LeaseKey },
+    Change { op: OpId },
 }
 
 /// See the module.

@@ -56,7 +56,8 @@ pub(crate) struct Inner {
     acquires: BTreeMap<OpId, Waiter<Reported>>,
     watches: BTreeMap<OpId, watch::Sender<Change>>,
     releases: BTreeMap<OpId, Waiter<()>>,
-    renewals: BTreeMap<CallId, Waiter<()>>,
+    /// Of renewals and changes.
+    confirmations: BTreeMap<CallId, Waiter<()>>,
     calls: BTreeMap<CallId, Waiter<Reply>>,
     closes: BTreeMap<SessionId, Waiter<()>>,
     watchers: BTreeMap<WatchId, Arc<Notify>>,
@@ -83,7 +84,7 @@ impl Shared {
             acquires: BTreeMap::new(),
             watches: BTreeMap::new(),
             releases: BTreeMap::new(),
-            renewals: BTreeMap::new(),
+            confirmations: BTreeMap::new(),
             calls: BTreeMap::new(),
             closes: BTreeMap::new(),
             watchers: BTreeMap::new(),
@@ -170,8 +171,12 @@ impl Inner {
         wait_for(&mut self.releases, op)
     }
 
-    pub(crate) fn await_renewal(&mut self, call: Result<CallId, Failure>) -> Entered<CallId, ()> {
-        wait_for(&mut self.renewals, call)
+    /// The end of a renewal or of a change.
+    pub(crate) fn await_confirmation(
+        &mut self,
+        call: Result<CallId, Failure>,
+    ) -> Entered<CallId, ()> {
+        wait_for(&mut self.confirmations, call)
     }
 
     pub(crate) fn await_call(&mut self, call: Result<CallId, Failure>) -> Entered<CallId, Reply> {
@@ -222,7 +227,9 @@ impl Inner {
                 }
             }
             Event::Released { op, result } => tell(&mut self.releases, op, result),
-            Event::Renewed { call, result } => tell(&mut self.renewals, call, result),
+            Event::Renewed { call, result } | Event::Changed { call, result } => {
+                tell(&mut self.confirmations, call, result);
+            }
             Event::Answered { call, result } => tell(&mut self.calls, call, result),
             Event::Watched { watch } => {
                 if let Some(watcher) = self.watchers.get(&watch) {

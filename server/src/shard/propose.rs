@@ -84,7 +84,7 @@ impl<E: Env> Shard<E> {
             Command::AcquireAll { wants, value, own, delay_ms, .. } => {
                 check_value(value)?;
                 check_delay_ms(*delay_ms)?;
-                own.map_or(Ok(0), |own| check_ttl_ms(u64::from(own.ttl_ms)))?;
+                own.map_or(Ok(()), |own| self.check_ttl(own.ttl_ms))?;
                 for want in wants {
                     check_want(want)?;
                     check_shard(self.id, &want.key, self.shards_total)?;

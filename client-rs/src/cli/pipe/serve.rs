@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leasehold::{Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session};
+use leasehold::{ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
 use tokio::sync::mpsc;
@@ -11,7 +11,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::super::exit::{CliError, failure_json};
 use super::super::json;
-use super::request::{Acquire, Misread, OfHold, Op, parse};
+use super::request::{Acquire, HoldMode, Misread, OfHold, Op, SetMode, SetValue, parse};
 
 /// Longest line of input, in bytes.
 const LINE_LEN_MAX: u64 = 64 * 1024;
@@ -26,13 +26,17 @@ enum Done {
     Granted(Guard),
 }
 
+type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
+
 /// Requests that are open, by their id's text.
 type Open = BTreeMap<String, (Value, AbortHandle, bool)>;
 
 struct Pipe {
     client: Client,
     session: Session,
-    holds: BTreeMap<String, Guard>,
+    /// By key: the entries of its hold, the newest last. Those of one that was lost stay until the
+    /// key is granted again.
+    holds: BTreeMap<String, Vec<Guard>>,
     tasks: JoinSet<(String, Done)>,
     open: Open,
     out: mpsc::Sender<Value>,
@@ -165,6 +169,19 @@ impl Pipe {
             Op::Release(hold) => self.release(id, &hold).await,
             Op::Renew(hold) => self.renew(id, &hold).await,
             Op::Remaining(hold) => self.remaining(&id, &hold).await,
+            Op::Mode(mode) => self.mode(id, mode).await,
+            Op::SetValue(value) => self.set_value(id, value).await,
+            Op::Leader(leader) => {
+                let election = self.client.election(leader.name);
+                self.spawn(id, false, async move {
+                    match election.leader().await {
+                        Ok(leader) => Done::Reply(
+                            json!({ "ok": true, "leader": leader.as_ref().map(json::leader) }),
+                        ),
+                        Err(error) => Done::Reply(failure_json(error.failure())),
+                    }
+                });
+            }
             Op::Get(get) => {
                 let client = self.client.clone();
                 self.spawn(id, false, async move {
@@ -201,6 +218,18 @@ impl Pipe {
         if let Some(ttl_ms) = acquire.ttl_ms {
             request = request.own_lease(Duration::from_millis(ttl_ms));
         }
+        if acquire.mode == Some(HoldMode::Shared) {
+            request = request.shared();
+        }
+        if let (Some(permits), Some(limit)) = (acquire.permits, acquire.limit) {
+            request = request.permits(permits, limit);
+        }
+        if acquire.reentrant {
+            request = request.reentrant();
+        }
+        if let Some(delay_ms) = acquire.lock_delay_ms {
+            request = request.lock_delay(Duration::from_millis(delay_ms));
+        }
         self.spawn(id, true, async move {
             match request.acquire().await {
                 Ok(guard) => Done::Granted(guard),
@@ -211,7 +240,7 @@ impl Pipe {
 
     /// The hold that a request means.
     fn hold(&self, of: &OfHold) -> Result<&Guard, Failure> {
-        let present = self.holds.get(&of.key);
+        let present = self.holds.get(&of.key).and_then(|entries| entries.last());
         let meant = present.filter(|guard| of.token.is_none_or(|token| token == guard.token().0));
         meant.ok_or_else(|| Failure {
             token: present.map_or_else(Default::default, Guard::token),
@@ -223,7 +252,11 @@ impl Pipe {
         if let Err(failure) = self.hold(of) {
             return self.refuse(&id, &failure).await;
         }
-        let guard = self.holds.remove(&of.key).expect("just looked up");
+        let entries = self.holds.get_mut(&of.key).expect("just looked up");
+        let guard = entries.pop().expect("just looked up");
+        if entries.is_empty() {
+            self.holds.remove(&of.key);
+        }
         self.spawn(id, false, async move {
             let token = guard.token().0;
             match guard.release().await {
@@ -248,6 +281,46 @@ impl Pipe {
         });
     }
 
+    async fn mode(&mut self, id: Value, to: SetMode) {
+        let of = OfHold { key: to.key, token: to.token };
+        let guard = match self.hold(&of) {
+            Ok(guard) => guard,
+            Err(failure) => return self.refuse(&id, &failure).await,
+        };
+        let watch = guard.watch();
+        let changed: BoxFuture<Result<(), ChangeError>> = match to.mode {
+            HoldMode::Shared => Box::pin(guard.downgrade()),
+            HoldMode::Exclusive => {
+                let upgraded = guard.upgrade();
+                Box::pin(async move { upgraded.await.map(drop) })
+            }
+        };
+        self.spawn(id, false, async move {
+            match changed.await {
+                Ok(()) => {
+                    let mut reply = json!({ "ok": true, "token": watch.token().0 });
+                    json::put_mode(&mut reply, watch.mode());
+                    Done::Reply(reply)
+                }
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    async fn set_value(&mut self, id: Value, to: SetValue) {
+        let of = OfHold { key: to.key, token: to.token };
+        let changed = match self.hold(&of) {
+            Ok(guard) => guard.set_value(to.value),
+            Err(failure) => return self.refuse(&id, &failure).await,
+        };
+        self.spawn(id, false, async move {
+            match changed.await {
+                Ok(()) => Done::Reply(json!({ "ok": true })),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
     async fn remaining(&self, id: &Value, of: &OfHold) {
         match self.hold(of) {
             Err(failure) => self.refuse(id, &failure).await,
@@ -259,13 +332,11 @@ impl Pipe {
                 };
                 let remaining_ms = guard.remaining().as_millis() as u64;
                 let token = guard.token().0;
-                self.reply(
-                    id,
-                    json!({
-                        "ok": true, "token": token, "state": state, "remaining_ms": remaining_ms,
-                    }),
-                )
-                .await;
+                let mut reply = json!({
+                    "ok": true, "token": token, "state": state, "remaining_ms": remaining_ms,
+                });
+                json::put_mode(&mut reply, guard.mode());
+                self.reply(id, reply).await;
             }
         }
     }
@@ -291,15 +362,22 @@ impl Pipe {
         match done {
             Done::Reply(reply) => self.reply(&id, reply).await,
             Done::Granted(guard) => {
-                let reply = json!({
+                let mut reply = json!({
                     "ok": true,
                     "key": guard.key(),
                     "token": guard.token().0,
+                    "floor": guard.floor().0,
                     "remaining_ms": guard.remaining().as_millis() as u64,
                 });
+                json::put_mode(&mut reply, guard.mode());
                 let key = guard.key().to_owned();
-                tokio::spawn(tell_changes(key.clone(), guard.watch(), self.out.clone()));
-                self.holds.insert(key, guard);
+                let entries = self.holds.entry(key.clone()).or_default();
+                entries.retain(|entry| entry.token() == guard.token());
+                // The first entry is the last to be given back: it tells for all.
+                if entries.is_empty() {
+                    tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
+                }
+                entries.push(guard);
                 self.reply(&id, reply).await;
             }
         }
@@ -322,6 +400,7 @@ impl Pipe {
         self.tasks.shutdown().await;
         let own: Vec<Guard> = std::mem::take(&mut self.holds)
             .into_values()
+            .flatten()
             .filter(|guard| !guard.is_renewed())
             .collect();
         for guard in own {
@@ -334,8 +413,8 @@ impl Pipe {
 
 /// Tells of a hold's changes until it is lost or given back.
 async fn tell_changes(key: String, mut watch: HoldWatch, out: mpsc::Sender<Value>) {
-    let token = watch.token().0;
     while let Some(state) = watch.changed().await {
+        let token = watch.token().0;
         let (event, last) = match state {
             HoldState::AtRisk { cause, remaining } => (
                 json!({
