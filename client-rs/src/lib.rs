@@ -81,14 +81,17 @@ mod error;
 mod guard;
 mod io;
 mod session;
+mod watch;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
+pub use leasehold_protocol::event::{EndReason, EventKind};
 pub use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, NodeId, Revision, ShardId, Token};
 pub use leasehold_protocol::reply::{
     Delay, Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
     StatusReply, Waiter,
 };
 pub use leasehold_protocol::request::Freshness;
+pub use leasehold_protocol::watch::WatchEvent;
 
 pub use crate::client::{Client, Forced, KeyRead};
 pub use crate::config::{Config, parse_endpoints};
@@ -100,3 +103,4 @@ pub use crate::error::{
 };
 pub use crate::guard::{Guard, HoldWatch};
 pub use crate::session::{LockRequest, Session};
+pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};
