@@ -92,6 +92,7 @@ codes! {
     PERMITS_OUT_OF_RANGE = 211, "permits_out_of_range", NotApplied, "A semaphore has 1 to 1024 permits, and an acquire takes 1 to all of them.";
     DELAY_OUT_OF_RANGE = 212, "delay_out_of_range", NotApplied, "A lock-delay is 0 to 60,000 milliseconds.";
     BAD_COMBINATION = 213, "bad_combination", NotApplied, "These options do not go together.";
+    DUPLICATE_KEY = 214, "duplicate_key", NotApplied, "The request names a key twice.";
 
     LEASE_DEAD = 300, "lease_dead", NotApplied, "The lease is not live: it ended, or it never was.";
     BAD_SECRET = 301, "bad_secret", NotApplied, "The lease's secret does not match.";
