@@ -117,17 +117,35 @@ pub(super) struct OfHold {
     pub(super) token: Option<u64>,
 }
 
-/// `get`.
+/// `get`, `why`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Get {
     pub(super) key: String,
 }
 
-/// `cancel`.
+/// `set_limit`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Cancel {
+pub(super) struct SetLimit {
+    pub(super) key: String,
+    pub(super) limit: u32,
+}
+
+/// `yield`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Yield {
+    pub(super) key: String,
+    pub(super) token: Option<u64>,
+    pub(super) why: String,
+    pub(super) within_ms: u64,
+}
+
+/// `cancel`, `place`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfAcquire {
     pub(super) target: Value,
 }
 
@@ -141,7 +159,11 @@ pub(super) enum Op {
     SetValue(SetValue),
     Leader(Leader),
     Get(Get),
-    Cancel(Cancel),
+    Why(Get),
+    SetLimit(SetLimit),
+    Yield(Yield),
+    Place(OfAcquire),
+    Cancel(OfAcquire),
 }
 
 /// A line that was not understood: the id, if it had one, and why.
@@ -186,6 +208,10 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
         "leader" => Op::Leader(read(fields)?),
         "set_value" => Op::SetValue(read(fields)?),
         "get" => Op::Get(read(fields)?),
+        "why" => Op::Why(read(fields)?),
+        "set_limit" => Op::SetLimit(read(fields)?),
+        "yield" => Op::Yield(read(fields)?),
+        "place" => Op::Place(read(fields)?),
         "cancel" => Op::Cancel(read(fields)?),
         other => return Err(format!("unknown op {other:?}")),
     })
@@ -217,7 +243,7 @@ mod tests {
         };
         assert_eq!(parse(line), Ok((json!(1), Op::Acquire(acquire))));
         let line = br#"{"op":"cancel","target":1,"id":"x"}"#;
-        assert_eq!(parse(line), Ok((json!("x"), Op::Cancel(Cancel { target: json!(1) }))));
+        assert_eq!(parse(line), Ok((json!("x"), Op::Cancel(OfAcquire { target: json!(1) }))));
     }
 
     #[test]
