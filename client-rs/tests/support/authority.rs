@@ -199,6 +199,9 @@ impl Authority {
             },
             Request::Status(_) => self.status(),
             Request::Transfer(_) => Reply::Transferred,
+            Request::Members(_) | Request::MemberChange(_) | Request::GroupStep(_) => {
+                error(ErrorCode::UNKNOWN_KIND)
+            }
             Request::Ping => Reply::Pong,
             Request::Watch(_) | Request::Unwatch(_) => error(ErrorCode::UNKNOWN_KIND),
         };
