@@ -81,6 +81,7 @@ mod error;
 mod guard;
 mod io;
 mod session;
+mod several;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
 pub use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, NodeId, Revision, ShardId, Token};
@@ -100,3 +101,4 @@ pub use crate::error::{
 };
 pub use crate::guard::{Guard, HoldWatch, slots_of};
 pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};
+pub use crate::several::{AcquiringAll, LockAllRequest, LockEachRequest, MultiGuard};
