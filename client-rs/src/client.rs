@@ -24,6 +24,7 @@ use crate::election::Election;
 use crate::error::{CallError, ConfigError, ConnectError, Failure, SessionError};
 use crate::io::shared::Shared;
 use crate::session::Session;
+use crate::watch::{Watch, WatchFrom, WatchTarget};
 
 /// A client of one cluster. Cheap to clone; all clones share their connections.
 ///
@@ -137,6 +138,26 @@ impl Client {
     /// The shard that owns a key.
     pub fn shard_of(&self, key: &[u8]) -> ShardId {
         shard_of(key, self.inner.shards)
+    }
+
+    /// Watches what happens to a key, to the keys with a prefix, or to all (G6).
+    ///
+    /// ```no_run
+    /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {
+    /// use leasehold::{WatchFrom, WatchItem, WatchTarget};
+    ///
+    /// let mut watch = client.watch(&WatchTarget::prefix("jobs/"), &WatchFrom::Now)?;
+    /// loop {
+    ///     match watch.next().await? {
+    ///         WatchItem::Change { revision, events, .. } => println!("{revision}: {events:?}"),
+    ///         WatchItem::State { keys, .. } => println!("missed something; now: {keys:?}"),
+    ///         other => println!("{other:?}"),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn watch(&self, target: &WatchTarget, from: &WatchFrom) -> Result<Watch, CallError> {
+        Ok(Watch::begin(&self.inner, target, from)?)
     }
 
     /// Asks any node for a sign of life; returns how long that took.

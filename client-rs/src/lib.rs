@@ -82,14 +82,17 @@ mod guard;
 mod io;
 mod session;
 mod several;
+mod watch;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
+pub use leasehold_protocol::event::{EndReason, EventKind};
 pub use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, NodeId, Revision, ShardId, Token};
 pub use leasehold_protocol::reply::{
     Delay, Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
     StatusReply, Waiter,
 };
 pub use leasehold_protocol::request::Freshness;
+pub use leasehold_protocol::watch::WatchEvent;
 
 pub use crate::client::{Client, Forced, KeyRead};
 pub use crate::config::{Config, parse_endpoints};
@@ -102,3 +105,4 @@ pub use crate::error::{
 pub use crate::guard::{Guard, HoldWatch, slots_of};
 pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};
 pub use crate::several::{AcquiringAll, LockAllRequest, LockEachRequest, MultiGuard};
+pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};

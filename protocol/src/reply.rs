@@ -13,6 +13,7 @@ use crate::ids::{
 };
 use crate::limits::MESSAGE_LEN_MAX;
 use crate::outcome::Outcome;
+use crate::watch::{WatchEnd, WatchEvents, WatchNotice, WatchState};
 
 /// Who leads a shard, as far as the answering node knows.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -433,6 +434,16 @@ pub enum Reply {
     Transferred,
     /// Kind 138: an empty body.
     Pong,
+    /// Kind 140.
+    WatchEvents(WatchEvents),
+    /// Kind 141.
+    WatchState(WatchState),
+    /// Kind 142.
+    WatchNotice(WatchNotice),
+    /// Kind 143: the last answer to a `Watch`.
+    WatchEnd(WatchEnd),
+    /// Kind 144: an empty body, to `Unwatch`.
+    Unwatched,
     /// Kind 255.
     Error(ErrorReply),
 }
@@ -440,6 +451,12 @@ pub enum Reply {
 impl Reply {
     /// True unless another reply follows under the same request id, as after `Queued`.
     pub const fn is_final(&self) -> bool {
-        !matches!(self, Self::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. }))
+        !matches!(
+            self,
+            Self::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. })
+                | Self::WatchEvents(_)
+                | Self::WatchState(_)
+                | Self::WatchNotice(_)
+        )
     }
 }

@@ -35,12 +35,13 @@ mod settle;
 #[cfg(test)]
 mod tests;
 mod timers;
+pub(crate) mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::ids::{ClusterId, ShardId};
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{ClaimRequest, Request};
 use leasehold_protocol::shard::shard_of;
@@ -90,6 +91,8 @@ ids! {
     ExchangeId
     /// See the module.
     CallId
+    /// A watch.
+    WatchId
 }
 
 /// Time-outs.
@@ -126,6 +129,8 @@ pub(crate) enum Event {
     Changed { call: CallId, result: Result<(), Failure> },
     /// A call ended.
     Answered { call: CallId, result: Result<Reply, Failure> },
+    /// A watch has something to take.
+    Watched { watch: WatchId },
     /// A session that was closed is gone.
     Closed { session: SessionId, result: Result<(), Failure> },
 }
@@ -156,6 +161,7 @@ enum Timer {
     Conn(ConnId),
     Session(SessionId),
     Call(CallId),
+    Watch(WatchId),
 }
 
 /// A read or an operator's request.
@@ -188,6 +194,7 @@ pub(crate) struct Core {
     leases: BTreeMap<LeaseKey, Lease>,
     ops: BTreeMap<OpId, Op>,
     calls: BTreeMap<CallId, Call>,
+    watches: BTreeMap<WatchId, watch::Watch>,
     /// Live leases by shard and the time of their next renewal.
     renewals: BTreeSet<(ShardId, BootTime, LeaseKey)>,
     last_id: u64,
@@ -208,6 +215,7 @@ impl Core {
             leases: BTreeMap::new(),
             ops: BTreeMap::new(),
             calls: BTreeMap::new(),
+            watches: BTreeMap::new(),
             renewals: BTreeSet::new(),
             last_id: 0,
             outputs: VecDeque::new(),
@@ -233,6 +241,7 @@ impl Core {
                 Timer::Conn(conn) => self.conn_due(conn),
                 Timer::Session(session) => self.session_due(session),
                 Timer::Call(call) => self.ask_due(call),
+                Timer::Watch(watch) => self.watch_due(watch),
             }
         }
     }
@@ -255,6 +264,11 @@ impl Core {
         self.router.shards
     }
 
+    /// The cluster, once a node answered.
+    pub(crate) const fn cluster(&self) -> ClusterId {
+        self.router.cluster
+    }
+
     /// Nothing is on its way.
     pub(crate) fn is_idle(&self) -> bool {
         self.exchanges.is_empty()
@@ -267,6 +281,7 @@ impl Core {
         assert!(self.leases.is_empty(), "{:?}", self.leases);
         assert!(self.sessions.is_empty(), "{:?}", self.sessions);
         assert!(self.exchanges.is_empty(), "{:?}", self.exchanges);
+        assert!(self.watches.is_empty(), "{:?}", self.watches);
         assert!(self.calls.is_empty() && self.renewals.is_empty());
     }
 

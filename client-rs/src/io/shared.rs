@@ -20,6 +20,7 @@ use super::conn::{self, Link};
 use crate::clock::BootTime;
 use crate::core::{
     CallId, ConnId, Core, Event, Held, HoldChange, LossCause, OpId, Output, SessionId, Timing,
+    WatchId,
 };
 use crate::error::Failure;
 
@@ -59,6 +60,7 @@ pub(crate) struct Inner {
     confirmations: BTreeMap<CallId, Waiter<()>>,
     calls: BTreeMap<CallId, Waiter<Reply>>,
     closes: BTreeMap<SessionId, Waiter<()>>,
+    watchers: BTreeMap<WatchId, Arc<Notify>>,
     /// When the tasks end.
     ends_at: Option<BootTime>,
     /// When the timer task will wake.
@@ -85,6 +87,7 @@ impl Shared {
             confirmations: BTreeMap::new(),
             calls: BTreeMap::new(),
             closes: BTreeMap::new(),
+            watchers: BTreeMap::new(),
             ends_at: None,
             wakes_at: BootTime(0),
         };
@@ -184,6 +187,16 @@ impl Inner {
         wait_for(&mut self.closes, Ok(session))
     }
 
+    /// Who waits for a watch's items.
+    pub(crate) fn await_watch(&mut self, watch: WatchId) -> Arc<Notify> {
+        Arc::clone(self.watchers.entry(watch).or_default())
+    }
+
+    /// Nobody waits for a watch's items any more.
+    pub(crate) fn forget_watch(&mut self, watch: WatchId) {
+        self.watchers.remove(&watch);
+    }
+
     /// The caller of an acquire has gone.
     pub(crate) fn forget_acquire(&mut self, op: OpId) {
         self.acquires.remove(&op);
@@ -218,6 +231,11 @@ impl Inner {
                 tell(&mut self.confirmations, call, result);
             }
             Event::Answered { call, result } => tell(&mut self.calls, call, result),
+            Event::Watched { watch } => {
+                if let Some(watcher) = self.watchers.get(&watch) {
+                    watcher.notify_one();
+                }
+            }
             Event::Closed { session, result } => tell(&mut self.closes, session, result),
         }
     }

@@ -204,6 +204,7 @@ impl Authority {
             Request::Status(_) => self.status(),
             Request::Transfer(_) => Reply::Transferred,
             Request::Ping => Reply::Pong,
+            Request::Watch(_) | Request::Unwatch(_) => error(ErrorCode::UNKNOWN_KIND),
         };
         let mut out = std::mem::take(&mut self.out);
         out.push((conn, id, reply));

@@ -5,10 +5,11 @@
 
 use leasehold_protocol::command::{Caller, Command, OwnLease, Want};
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::event::EndReason;
+use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::frame::{MAGIC, VERSION_MAX, VERSION_MIN};
 use leasehold_protocol::ids::{
-    ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, Revision, Secret, ShardId, Token,
+    ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, RequestId, Revision, Secret, ShardId,
+    Token,
 };
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{
@@ -20,6 +21,10 @@ use leasehold_protocol::reply::{
 use leasehold_protocol::request::{
     ClaimRequest, ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest, ListRequest,
     RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
+};
+use leasehold_protocol::watch::{
+    Cursor, UnwatchRequest, WatchEnd, WatchEndReason, WatchEvent, WatchEvents, WatchFrom,
+    WatchNotice, WatchRequest, WatchState,
 };
 
 /// The cluster of all examples.
@@ -192,6 +197,88 @@ fn further_commands() -> Vec<(&'static str, Request)> {
     ]
 }
 
+fn cursor() -> Vec<u8> {
+    Cursor::of(CLUSTER, ShardId(3), REVISION).encode()
+}
+
+fn watches() -> Vec<(&'static str, Request)> {
+    let watch = |prefix, key: &str, from| {
+        let key = key.as_bytes().to_vec();
+        Request::Watch(WatchRequest { shard: ShardId(3), prefix, key, from })
+    };
+    vec![
+        ("watch", watch(false, "jobs/nightly", WatchFrom::Now)),
+        ("watch-state", watch(true, "", WatchFrom::State)),
+        ("watch-cursor", watch(true, "jobs/", WatchFrom::Cursor { cursor: cursor() })),
+        (
+            "watch-page",
+            watch(
+                true,
+                "jobs/",
+                WatchFrom::Page { cursor: cursor(), after: b"jobs/nightly".to_vec() },
+            ),
+        ),
+        ("unwatch", Request::Unwatch(UnwatchRequest { id: RequestId(41) })),
+    ]
+}
+
+/// One event of each kind that has a key.
+fn watch_events() -> Vec<WatchEvent> {
+    let (key, lease, token) = (b"jobs/nightly".to_vec(), LeaseId(7), TOKEN);
+    let (who, why) = (b"operator".to_vec(), b"host-1 is gone".to_vec());
+    let (mode, number) = (Mode::permits(2), Number(40));
+    let outcome = Outcome::TimedOut { revision: REVISION };
+    let reason = EndReason::Forced { who: who.clone(), why: why.clone() };
+    let kinds = vec![
+        EventKind::Granted { key: key.clone(), lease, mode, token, slots: vec![0b101, 1] },
+        EventKind::Queued { key: key.clone(), lease, number, wait_ms: 10_000 },
+        EventKind::WaitEnded { key: key.clone(), lease, number, outcome },
+        EventKind::Ended { key: key.clone(), lease, token, reason },
+        EventKind::Ended { key: key.clone(), lease, token, reason: EndReason::LeaseExpired },
+        EventKind::ForcedPending {
+            key: key.clone(),
+            lease,
+            token,
+            who: who.clone(),
+            why: why.clone(),
+        },
+        EventKind::Vacant { key: key.clone() },
+        EventKind::Converted { key: key.clone(), lease, token, mode: Mode::SHARED },
+        EventKind::LimitChanged { key: key.clone(), limit: 7, who: who.clone() },
+        EventKind::DelayBegan { key: key.clone(), token, delay_ms: 15_000 },
+        EventKind::DelayEnded { key: key.clone(), token },
+        EventKind::ValueChanged { key: key.clone(), lease, token, value: b"10.0.0.9:80".to_vec() },
+        EventKind::YieldAsked { key, lease, token, who, why, within_ms: 60_000 },
+    ];
+    let told = |kind| WatchEvent {
+        revision: REVISION,
+        kind,
+        label: "host-1/42".into(),
+        value: b"worker-3".to_vec(),
+    };
+    kinds.into_iter().map(told).collect()
+}
+
+fn watch_replies() -> Vec<(&'static str, Reply)> {
+    let (shard, revision) = (ShardId(3), REVISION);
+    let events = |events, more| Reply::WatchEvents(WatchEvents { shard, revision, events, more });
+    let end = |reason| Reply::WatchEnd(WatchEnd { shard, reason });
+    let keys = keys_reply().keys;
+    vec![
+        ("watch-events", events(watch_events(), true)),
+        ("watch-progress", events(vec![], false)),
+        (
+            "watch-state-reply",
+            Reply::WatchState(WatchState { shard, revision, first: true, keys, more: false }),
+        ),
+        ("watch-notice", Reply::WatchNotice(WatchNotice { shard, quorum: true })),
+        ("watch-continue", end(WatchEndReason::Continue)),
+        ("watch-cancelled", end(WatchEndReason::Cancelled)),
+        ("watch-too-slow", end(WatchEndReason::TooSlow)),
+        ("unwatched", Reply::Unwatched),
+    ]
+}
+
 /// Every request, by the name of its golden file.
 pub(crate) fn requests() -> Vec<(&'static str, Request)> {
     let (shard, timeout_ms) = (ShardId(3), 5_000);
@@ -234,6 +321,7 @@ pub(crate) fn requests() -> Vec<(&'static str, Request)> {
         ("transfer", Request::Transfer(TransferRequest { shard, to: NodeId(2), timeout_ms })),
         ("ping", Request::Ping),
     ];
+    all.extend(watches());
     all.extend(commands());
     all
 }
@@ -475,5 +563,6 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ("error", Reply::Error(error_reply())),
     ];
     all.extend(outcomes());
+    all.extend(watch_replies());
     all
 }

@@ -18,6 +18,7 @@ mod propose;
 mod read;
 mod renew;
 mod waits;
+mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -42,6 +43,7 @@ use crate::lease::{CoreWheel, LeaseTable, ShardTimers};
 use crate::net::ReplyTo;
 use crate::raft::{Group, Leadership, Peers};
 use crate::rt::channels::Notify;
+use crate::watch::Hub;
 
 /// A request waits at most this long, whatever it asks for.
 pub const TIMEOUT_MS_MAX: u32 = 60_000;
@@ -98,6 +100,11 @@ pub struct Shard<E: Env> {
     leading: Cell<Option<Leadership>>,
     /// Since when a round is under way that asks whether a majority follows.
     probing: Cell<Option<MonoTime>>,
+    hub: RefCell<Hub>,
+    /// Watchers are to be told something.
+    to_tell: Notify,
+    /// Somebody watches again.
+    watched: Notify,
     stopping: Cell<bool>,
     shards_total: u32,
     metrics: CoreHandle,
@@ -116,6 +123,7 @@ impl<E: Env> Shard<E> {
         let ShardCore { shards_total, clock, wheel, metrics } = core;
         let totals = Totals::default();
         totals.recount(&state.borrow());
+        let hub = RefCell::new(Hub::new(&state.borrow(), Self::history_bytes(shards_total)));
         Rc::new(Self {
             id,
             group,
@@ -133,6 +141,9 @@ impl<E: Env> Shard<E> {
             under_way: Rc::new(()),
             leading: Cell::new(None),
             probing: Cell::new(None),
+            hub,
+            to_tell: Notify::new(),
+            watched: Notify::new(),
             stopping: Cell::new(false),
             shards_total,
             metrics,
@@ -171,7 +182,11 @@ impl<E: Env> Shard<E> {
                 self.read(request, to, origin);
             }
             Request::Transfer(request) => self.transfer(request, to, origin),
-            Request::Hello(_) | Request::Status(_) | Request::Ping => {
+            Request::Hello(_)
+            | Request::Status(_)
+            | Request::Ping
+            | Request::Watch(_)
+            | Request::Unwatch(_) => {
                 to.error(ErrorCode::UNKNOWN_KIND, NodeId(0));
             }
         }
@@ -198,6 +213,9 @@ impl<E: Env> Shard<E> {
         self.totals.follow(events);
         self.waits.borrow_mut().applied(events);
         self.follow_leases(events);
+        if self.hub.borrow_mut().applied(&self.state.borrow(), events) {
+            self.to_tell.notify_one();
+        }
     }
 
     /// A snapshot replaced the state: events were skipped.
@@ -208,6 +226,8 @@ impl<E: Env> Shard<E> {
         if !planted!("snapshot-wakes-nobody") {
             self.waits.borrow_mut().resync();
         }
+        self.hub.borrow_mut().installed(&self.state.borrow());
+        self.to_tell.notify_one();
     }
 
     /// Holds of this shard.
