@@ -82,6 +82,7 @@ mod guard;
 mod io;
 mod members;
 mod session;
+mod several;
 mod watch;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
@@ -111,4 +112,5 @@ pub use crate::error::{
 };
 pub use crate::guard::{Guard, HoldWatch, slots_of};
 pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};
+pub use crate::several::{AcquiringAll, LockAllRequest, LockEachRequest, MultiGuard};
 pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};
