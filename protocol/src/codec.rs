@@ -135,6 +135,8 @@ impl Request {
             Self::Transfer(_) => kind::TRANSFER,
             Self::Ping => kind::PING,
             Self::Claim(_) => kind::CLAIM,
+            Self::Watch(_) => kind::WATCH,
+            Self::Unwatch(_) => kind::UNWATCH,
             Self::Members(_) => kind::MEMBERS,
             Self::MemberChange(_) => kind::MEMBER_CHANGE,
             Self::GroupStep(_) => kind::GROUP_STEP,
@@ -160,6 +162,8 @@ impl Request {
             Self::Status(body) => encode_into(body, out),
             Self::Transfer(body) => encode_into(body, out),
             Self::Claim(body) => encode_into(body, out),
+            Self::Watch(body) => encode_into(body, out),
+            Self::Unwatch(body) => encode_into(body, out),
             Self::Members(body) => encode_into(body, out),
             Self::MemberChange(body) => encode_into(body, out),
             Self::GroupStep(body) => encode_into(body, out),
@@ -180,6 +184,8 @@ impl Request {
             kind::STATUS => Self::Status(body_of(kind, body)?),
             kind::TRANSFER => Self::Transfer(body_of(kind, body)?),
             kind::CLAIM => Self::Claim(body_of(kind, body)?),
+            kind::WATCH => Self::Watch(body_of(kind, body)?),
+            kind::UNWATCH => Self::Unwatch(body_of(kind, body)?),
             kind::MEMBERS => Self::Members(body_of(kind, body)?),
             kind::MEMBER_CHANGE => Self::MemberChange(body_of(kind, body)?),
             kind::GROUP_STEP => Self::GroupStep(body_of(kind, body)?),
@@ -211,6 +217,8 @@ impl Request {
             Self::Get(_)
             | Self::Holds(_)
             | Self::Claim(_)
+            | Self::Watch(_)
+            | Self::Unwatch(_)
             | Self::Status(_)
             | Self::Transfer(_)
             | Self::Members(_)
@@ -243,6 +251,11 @@ impl Reply {
             Self::Transferred => kind::TRANSFERRED,
             Self::Pong => kind::PONG,
             Self::Claim(_) => kind::CLAIM_REPLY,
+            Self::WatchEvents(_) => kind::WATCH_EVENTS,
+            Self::WatchState(_) => kind::WATCH_STATE,
+            Self::WatchNotice(_) => kind::WATCH_NOTICE,
+            Self::WatchEnd(_) => kind::WATCH_END,
+            Self::Unwatched => kind::UNWATCHED,
             Self::Members(_) => kind::MEMBERS_REPLY,
             Self::MemberChanged(_) => kind::MEMBER_CHANGED,
             Self::GroupStepped(_) => kind::GROUP_STEPPED,
@@ -271,7 +284,11 @@ impl Reply {
             Self::MemberChanged(body) => encode_into(body, out),
             Self::GroupStepped(body) => encode_into(body, out),
             Self::Error(body) => encode_into(body, out),
-            Self::Transferred | Self::Pong => {}
+            Self::WatchEvents(body) => encode_into(body, out),
+            Self::WatchState(body) => encode_into(body, out),
+            Self::WatchNotice(body) => encode_into(body, out),
+            Self::WatchEnd(body) => encode_into(body, out),
+            Self::Transferred | Self::Pong | Self::Unwatched => {}
         }
     }
 
@@ -291,6 +308,11 @@ impl Reply {
             kind::MEMBER_CHANGED => Self::MemberChanged(body_of(kind, body)?),
             kind::GROUP_STEPPED => Self::GroupStepped(body_of(kind, body)?),
             kind::PONG => empty_of(kind, body, Self::Pong)?,
+            kind::WATCH_EVENTS => Self::WatchEvents(body_of(kind, body)?),
+            kind::WATCH_STATE => Self::WatchState(body_of(kind, body)?),
+            kind::WATCH_NOTICE => Self::WatchNotice(body_of(kind, body)?),
+            kind::WATCH_END => Self::WatchEnd(body_of(kind, body)?),
+            kind::UNWATCHED => empty_of(kind, body, Self::Unwatched)?,
             kind::ERROR => Self::Error(body_of(kind, body)?),
             _ => return Err(DecodeError::UnknownKind { kind }),
         })

@@ -169,3 +169,35 @@ fn a_log_cut_to_its_end_is_gone_on_with_from_either_snapshot() {
         cluster.open_lease(6).await;
     });
 }
+
+/// A cut waits because what it takes is on its way, and the next snapshot alone would cut less.
+#[test]
+fn a_cut_that_waits_is_not_taken_back() {
+    run(4, async {
+        let small = |spec: &mut GroupSpec| (spec.snapshot_entries, spec.log_keep) = (20, 40);
+        let cluster = Cluster::formed_with(3, small).await;
+        cluster.agree().await;
+        let (leader, leadership) = cluster.leader().await;
+        let slow = leader % 3 + 1;
+        let (from, to) = (cluster.machine(leader).domain, cluster.machine(slow).domain);
+        cluster.net.set_delay(from, to, Duration::from_millis(80), Duration::from_millis(80));
+        let status = || cluster.group(leader).status();
+        while status().snapshot_index < 60 {
+            cluster.open_lease(0).await;
+        }
+        let older = status().snapshot_index;
+        cluster.open_lease(0).await;
+        cluster.group(leader).trigger_snapshot().await;
+        assert!(status().purged_index < older, "INVALID: the cut did not wait");
+        let newest = status().snapshot_index;
+        while status().snapshot_index == newest {
+            cluster.open_lease(0).await;
+        }
+        let by_itself = status().snapshot_index - 40;
+        assert!(by_itself < older, "INVALID: the new snapshot wants no smaller cut");
+        assert_eq!(cluster.leader_now(), Some((leader, leadership)));
+        cluster.net.reset_delays();
+        cluster.agree().await;
+        until("the first cut is made", || status().purged_index >= older).await;
+    });
+}

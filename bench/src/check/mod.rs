@@ -19,7 +19,9 @@ pub mod heals;
 mod holds;
 pub mod linear;
 mod log;
+pub mod modes;
 pub mod mutex;
+pub mod watch;
 
 use std::fmt;
 

@@ -1,6 +1,8 @@
-//! Cutting the log: a snapshot first, then everything before the one before it.
+//! Cutting the log: after every snapshot what is older than followers that lag a little need, and
+//! when it has become long, everything before the snapshot before.
 //!
-//! Bounds what the log takes on disk and in memory (DESIGN §6). The engine keeps entries that are
+//! Bounds what the log takes on disk and in memory (DESIGN §6). Nobody else asks the engine for
+//! cuts, and none asks for less than before. The engine keeps entries that are
 //! on their way to a follower, however long they are: a follower that is alive but slower than what
 //! is written would hold the log until the disk is full. So a cut that the engine has not made by
 //! the next time is **forced**: replication streams that still begin before it end, and the engine
@@ -18,7 +20,7 @@ use super::group::Engine;
 use super::signal::Signal;
 use super::snapshot::Snapshots;
 use super::storage::Log;
-use super::types::RaftTypes;
+use super::types::{RaftTypes, SnapshotMeta};
 use crate::env::Env;
 
 /// Longest wait for a snapshot before its log is cut; it goes on by itself.
@@ -62,7 +64,9 @@ pub(crate) struct Compactor<E: Env> {
     snapshots: Rc<Snapshots<E>>,
     log: Log<E>,
     cuts: Rc<Cuts>,
-    /// The last cut that the engine was asked for.
+    /// See `GroupSpec`.
+    log_keep: u64,
+    /// The last cut that a long log was asked for.
     asked: Cell<Option<u64>>,
 }
 
@@ -72,8 +76,29 @@ impl<E: Env> Compactor<E> {
         snapshots: Rc<Snapshots<E>>,
         log: Log<E>,
         cuts: Rc<Cuts>,
+        log_keep: u64,
     ) -> Rc<Self> {
-        Rc::new(Self { raft, snapshots, log, cuts, asked: Cell::new(None) })
+        Rc::new(Self { raft, snapshots, log, cuts, log_keep, asked: Cell::new(None) })
+    }
+
+    /// Cuts the log after each snapshot, whoever asked for that: what stays connects to the one
+    /// before it too. Ends with the engine.
+    pub(crate) async fn follow(&self) -> Result<(), Fatal<RaftTypes<E>>> {
+        loop {
+            let published = self.snapshots.published.version();
+            if let Some(upto) = self.spare() {
+                self.raft.trigger().purge_log(upto).await?;
+            }
+            self.snapshots.published.since(published).await;
+        }
+    }
+
+    /// The last entry that neither the older snapshot nor a follower that lags a little needs.
+    fn spare(&self) -> Option<u64> {
+        let last = |meta: SnapshotMeta| Some(meta.last_log_id?.index);
+        let older = last(self.snapshots.previous()?)?;
+        let newest = last(self.snapshots.current()?.meta)?;
+        Some(older.min(newest.checked_sub(self.log_keep)?))
     }
 
     /// Takes a snapshot that covers what is applied now, and cuts the log after the one before it.
@@ -86,7 +111,7 @@ impl<E: Env> Compactor<E> {
             && let Some(upto) = self.snapshots.previous().and_then(|meta| meta.last_log_id)
         {
             self.raft.trigger().purge_log(upto.index).await?;
-            self.asked.set(Some(upto.index));
+            self.asked.set(self.asked.get().max(Some(upto.index)));
         }
         Ok(())
     }

@@ -234,7 +234,8 @@ impl<E: Env> Group<E> {
         let raft = Raft::new(spec.node.0, config, network, log.clone(), machine)
             .await
             .map_err(|error| GroupError::Engine(error.to_string()))?;
-        let compactor = Compactor::new(raft.clone(), snapshots.clone(), log.clone(), cuts);
+        let compactor =
+            Compactor::new(raft.clone(), snapshots.clone(), log.clone(), cuts, spec.log_keep);
         let (stopped, receiving, broken) = (Rc::default(), RefCell::default(), RefCell::default());
         let group = Rc::new(Self {
             spec,
@@ -523,7 +524,7 @@ impl<E: Env> Group<E> {
         drop(E::Rt::spawn(until_stopped::<E>(stopped, work)));
     }
 
-    /// The task that takes a snapshot when many bytes were applied.
+    /// The tasks that take a snapshot when many bytes were applied, and that cut the log after each.
     fn start_snapshots(&self) {
         let (compactor, progress) = (self.compactor.clone(), self.progress.clone());
         let work = async move {
@@ -536,6 +537,12 @@ impl<E: Env> Group<E> {
             }
         };
         drop(E::Rt::spawn(until_stopped::<E>(self.stopped.clone(), work)));
+        let compactor = self.compactor.clone();
+        let cutting = async move {
+            // A stopped engine says so through `failed`.
+            let _stopped = compactor.follow().await;
+        };
+        drop(E::Rt::spawn(until_stopped::<E>(self.stopped.clone(), cutting)));
     }
 }
 

@@ -130,9 +130,10 @@ impl GroupSpec {
             // What was committed is saved lazily: a restarted leader must be elected anew.
             enable_leader_restore: Some(false),
             snapshot_policy: SnapshotPolicy::LogsSinceLast(snapshot_entries),
-            max_in_snapshot_log_to_keep: log_keep,
+            // Only the compactor cuts: it may ask for more than `log_keep` would, and the engine
+            // does not bear to be asked for less afterwards.
+            max_in_snapshot_log_to_keep: u64::MAX,
             replication_lag_threshold: log_keep,
-            purge_batch_size: 1024.min(log_keep.max(1)),
             install_snapshot_timeout: 60_000,
             quorum_loss_probe_interval: self.probe_quorum_loss.then(|| 4 * ms(election_max)),
             ..Config::default()

@@ -91,15 +91,16 @@ static WAL_TESTS: [Program; 5] = [
     program(SERVER, "wal_disk"),
     program(SERVER, "wal_images"),
 ];
-static RAFT_TESTS: [Program; 6] = [
+static RAFT_TESTS: [Program; 7] = [
     program(SERVER, "raft_confirm"),
     program(SERVER, "raft_faults"),
     program(SERVER, "raft_cluster"),
     program(SERVER, "raft_peers"),
     program(SERVER, "raft_pins"),
+    program(SERVER, "raft_recipes"),
     program(SERVER, "suites"),
 ];
-static SHARD_TESTS: [Program; 1] = [program(SERVER, "shard")];
+static SHARD_TESTS: [Program; 2] = [program(SERVER, "shard"), program(SERVER, "shard_takeover")];
 static SIMULATOR: [Program; 1] = [Program { limit: LONG, ..program(SERVER, "sim") }];
 static CLIENT_TESTS: [Program; 1] = [program(CLIENT, "lib")];
 static CLUSTER_TESTS: [Program; 3] =
