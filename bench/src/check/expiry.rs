@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::clock::to_ms;
-use crate::history::{Applied, Cause, Change, History, Lost, Op, OpKind, Outcome};
+use crate::history::{Applied, Cause, Change, History, Lost, Op, OpKind};
 
 use super::holds::{Hold, Holds, collect, to_ns};
 use super::log::logs;
