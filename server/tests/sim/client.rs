@@ -207,7 +207,7 @@ impl Work<'_> {
             165..178 => self.force().await,
             178..198 => self.use_shared().await,
             198..203 => self.open_many().await,
-            203..350 => self.modes_once().await,
+            203..430 => self.modes_once().await,
             _ => self.take_once().await,
         }
     }

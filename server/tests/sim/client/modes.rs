@@ -53,7 +53,7 @@ impl Work<'_> {
             }
             self.act(&session, &taken).await;
         }
-        let keep = self.me.rng.chance(30) && !self.me.calm.get();
+        let keep = self.me.rng.chance(60) && !self.me.calm.get();
         if !keep && !session.is_dead() {
             self.give_back(&session, &taken).await;
         }
