@@ -135,6 +135,11 @@ impl Request {
             Self::Transfer(_) => kind::TRANSFER,
             Self::Ping => kind::PING,
             Self::Claim(_) => kind::CLAIM,
+            Self::Watch(_) => kind::WATCH,
+            Self::Unwatch(_) => kind::UNWATCH,
+            Self::Members(_) => kind::MEMBERS,
+            Self::MemberChange(_) => kind::MEMBER_CHANGE,
+            Self::GroupStep(_) => kind::GROUP_STEP,
         }
     }
 
@@ -157,6 +162,11 @@ impl Request {
             Self::Status(body) => encode_into(body, out),
             Self::Transfer(body) => encode_into(body, out),
             Self::Claim(body) => encode_into(body, out),
+            Self::Watch(body) => encode_into(body, out),
+            Self::Unwatch(body) => encode_into(body, out),
+            Self::Members(body) => encode_into(body, out),
+            Self::MemberChange(body) => encode_into(body, out),
+            Self::GroupStep(body) => encode_into(body, out),
             Self::Ping => {}
         }
     }
@@ -174,6 +184,11 @@ impl Request {
             kind::STATUS => Self::Status(body_of(kind, body)?),
             kind::TRANSFER => Self::Transfer(body_of(kind, body)?),
             kind::CLAIM => Self::Claim(body_of(kind, body)?),
+            kind::WATCH => Self::Watch(body_of(kind, body)?),
+            kind::UNWATCH => Self::Unwatch(body_of(kind, body)?),
+            kind::MEMBERS => Self::Members(body_of(kind, body)?),
+            kind::MEMBER_CHANGE => Self::MemberChange(body_of(kind, body)?),
+            kind::GROUP_STEP => Self::GroupStep(body_of(kind, body)?),
             kind::PING => empty_of(kind, body, Self::Ping)?,
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
@@ -202,8 +217,13 @@ impl Request {
             Self::Get(_)
             | Self::Holds(_)
             | Self::Claim(_)
+            | Self::Watch(_)
+            | Self::Unwatch(_)
             | Self::Status(_)
             | Self::Transfer(_)
+            | Self::Members(_)
+            | Self::MemberChange(_)
+            | Self::GroupStep(_)
             | Self::Ping => Ok(()),
         }
     }
@@ -231,6 +251,14 @@ impl Reply {
             Self::Transferred => kind::TRANSFERRED,
             Self::Pong => kind::PONG,
             Self::Claim(_) => kind::CLAIM_REPLY,
+            Self::WatchEvents(_) => kind::WATCH_EVENTS,
+            Self::WatchState(_) => kind::WATCH_STATE,
+            Self::WatchNotice(_) => kind::WATCH_NOTICE,
+            Self::WatchEnd(_) => kind::WATCH_END,
+            Self::Unwatched => kind::UNWATCHED,
+            Self::Members(_) => kind::MEMBERS_REPLY,
+            Self::MemberChanged(_) => kind::MEMBER_CHANGED,
+            Self::GroupStepped(_) => kind::GROUP_STEPPED,
             Self::Error(_) => kind::ERROR,
         }
     }
@@ -252,8 +280,15 @@ impl Reply {
             Self::Holds(body) => encode_into(body, out),
             Self::Status(body) => encode_into(body, out),
             Self::Claim(body) => encode_into(body, out),
+            Self::Members(body) => encode_into(body, out),
+            Self::MemberChanged(body) => encode_into(body, out),
+            Self::GroupStepped(body) => encode_into(body, out),
             Self::Error(body) => encode_into(body, out),
-            Self::Transferred | Self::Pong => {}
+            Self::WatchEvents(body) => encode_into(body, out),
+            Self::WatchState(body) => encode_into(body, out),
+            Self::WatchNotice(body) => encode_into(body, out),
+            Self::WatchEnd(body) => encode_into(body, out),
+            Self::Transferred | Self::Pong | Self::Unwatched => {}
         }
     }
 
@@ -269,7 +304,15 @@ impl Reply {
             kind::STATUS_REPLY => Self::Status(body_of(kind, body)?),
             kind::TRANSFERRED => empty_of(kind, body, Self::Transferred)?,
             kind::CLAIM_REPLY => Self::Claim(body_of(kind, body)?),
+            kind::MEMBERS_REPLY => Self::Members(body_of(kind, body)?),
+            kind::MEMBER_CHANGED => Self::MemberChanged(body_of(kind, body)?),
+            kind::GROUP_STEPPED => Self::GroupStepped(body_of(kind, body)?),
             kind::PONG => empty_of(kind, body, Self::Pong)?,
+            kind::WATCH_EVENTS => Self::WatchEvents(body_of(kind, body)?),
+            kind::WATCH_STATE => Self::WatchState(body_of(kind, body)?),
+            kind::WATCH_NOTICE => Self::WatchNotice(body_of(kind, body)?),
+            kind::WATCH_END => Self::WatchEnd(body_of(kind, body)?),
+            kind::UNWATCHED => empty_of(kind, body, Self::Unwatched)?,
             kind::ERROR => Self::Error(body_of(kind, body)?),
             _ => return Err(DecodeError::UnknownKind { kind }),
         })

@@ -22,6 +22,17 @@ pub const TRANSFER: u8 = 9;
 pub const PING: u8 = 10;
 /// A `ClaimRequest`.
 pub const CLAIM: u8 = 11;
+/// A `WatchRequest`.
+pub const WATCH: u8 = 12;
+/// An `UnwatchRequest`.
+pub const UNWATCH: u8 = 13;
+
+/// A `MembersRequest`.
+pub const MEMBERS: u8 = 20;
+/// A `MemberChangeRequest`.
+pub const MEMBER_CHANGE: u8 = 21;
+/// A `GroupStepRequest`; from a node to another only.
+pub const GROUP_STEP: u8 = 22;
 
 /// A `ServerHello`.
 pub const SERVER_HELLO: u8 = 129;
@@ -43,6 +54,23 @@ pub const TRANSFERRED: u8 = 137;
 pub const PONG: u8 = 138;
 /// A `ClaimReply`.
 pub const CLAIM_REPLY: u8 = 139;
+/// A `WatchEvents`.
+pub const WATCH_EVENTS: u8 = 140;
+/// A `WatchState`.
+pub const WATCH_STATE: u8 = 141;
+/// A `WatchNotice`.
+pub const WATCH_NOTICE: u8 = 142;
+/// A `WatchEnd`.
+pub const WATCH_END: u8 = 143;
+/// Empty: a watch was ended as asked.
+pub const UNWATCHED: u8 = 144;
+
+/// A `MembersReply`.
+pub const MEMBERS_REPLY: u8 = 150;
+/// A `MemberChangeReply`.
+pub const MEMBER_CHANGED: u8 = 151;
+/// A `ShardProgress`.
+pub const GROUP_STEPPED: u8 = 152;
 
 /// Lowest kind that peers use between each other.
 pub const PEER_MIN: u8 = 192;
@@ -71,6 +99,11 @@ pub const fn name(kind: u8) -> &'static str {
         TRANSFER => "transfer",
         PING => "ping",
         CLAIM => "claim",
+        WATCH => "watch",
+        UNWATCH => "unwatch",
+        MEMBERS => "members",
+        MEMBER_CHANGE => "member_change",
+        GROUP_STEP => "group_step",
         SERVER_HELLO => "server_hello",
         OUTCOME => "outcome",
         RENEWED => "renewed",
@@ -81,6 +114,14 @@ pub const fn name(kind: u8) -> &'static str {
         TRANSFERRED => "transferred",
         PONG => "pong",
         CLAIM_REPLY => "claim_reply",
+        WATCH_EVENTS => "watch_events",
+        WATCH_STATE => "watch_state",
+        WATCH_NOTICE => "watch_notice",
+        WATCH_END => "watch_end",
+        UNWATCHED => "unwatched",
+        MEMBERS_REPLY => "members_reply",
+        MEMBER_CHANGED => "member_changed",
+        GROUP_STEPPED => "group_stepped",
         ERROR => "error",
         PEER_MIN..=PEER_MAX => "peer",
         _ => "unknown",

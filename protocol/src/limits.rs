@@ -36,6 +36,10 @@ pub const CLAIM_HOLDERS_MAX: usize = 16;
 pub const LOCK_DELAY_MS_MAX: u32 = 60_000;
 /// Live leases of one shard.
 pub const LEASES_MAX: usize = 1_000_000;
+/// Most nodes that vote, or are to vote when the operation under way is done.
+pub const MEMBERS_MAX: usize = 5;
+/// Most nodes that a cluster has in its whole life.
+pub const MEMBERS_EVER_MAX: usize = 1000;
 /// Waiters of one key.
 pub const QUEUE_LEN_MAX: usize = 100_000;
 /// Results that one command may acknowledge.
@@ -63,6 +67,20 @@ pub const IN_FLIGHT_MAX: usize = 16 * 1024;
 /// Further requests beyond `IN_FLIGHT_MAX` that renew or end something (renew, cancel, release,
 /// close), so that waiting acquires cannot keep a lease from being renewed or given up.
 pub const IN_FLIGHT_RESERVE: usize = 1024;
+
+/// Longest cursor of a watch, in bytes: one with a position in every shard.
+pub const CURSOR_LEN_MAX: usize = 19 + 64 * 12 + 4;
+/// Watches of one shard that one node serves.
+pub const WATCHES_MAX: usize = 64 * 1024;
+/// Watches of one connection.
+pub const CONNECTION_WATCHES_MAX: usize = 4096;
+/// Events of the past that a node keeps of all its shards together, in bytes; each shard has its
+/// share, at least `HISTORY_SHARE_MIN`.
+pub const HISTORY_BYTES: usize = 64 * 1024 * 1024;
+/// The least that a shard keeps of its past events, in bytes.
+pub const HISTORY_SHARE_MIN: usize = 2 * 1024 * 1024;
+/// With this many unsent bytes of replies on a connection its watches end as `TooSlow`.
+pub const WATCH_OUTPUT_MAX: usize = 4 * 1024 * 1024;
 
 /// A connection that has not made its hello for this long is closed, in milliseconds.
 pub const HANDSHAKE_MS_MAX: u64 = 5_000;

@@ -12,7 +12,9 @@ use crate::ids::{
     ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, Revision, ShardId, Token,
 };
 use crate::limits::MESSAGE_LEN_MAX;
+use crate::member::{MemberChangeReply, MembersReply, ShardProgress};
 use crate::outcome::Outcome;
+use crate::watch::{WatchEnd, WatchEvents, WatchNotice, WatchState};
 
 /// Who leads a shard, as far as the answering node knows.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -429,10 +431,26 @@ pub enum Reply {
     Status(StatusReply),
     /// Kind 139.
     Claim(ClaimReply),
+    /// Kind 150.
+    Members(MembersReply),
+    /// Kind 151.
+    MemberChanged(MemberChangeReply),
+    /// Kind 152: to `GroupStep`.
+    GroupStepped(ShardProgress),
     /// Kind 137: an empty body, leadership moved.
     Transferred,
     /// Kind 138: an empty body.
     Pong,
+    /// Kind 140.
+    WatchEvents(WatchEvents),
+    /// Kind 141.
+    WatchState(WatchState),
+    /// Kind 142.
+    WatchNotice(WatchNotice),
+    /// Kind 143: the last answer to a `Watch`.
+    WatchEnd(WatchEnd),
+    /// Kind 144: an empty body, to `Unwatch`.
+    Unwatched,
     /// Kind 255.
     Error(ErrorReply),
 }
@@ -440,6 +458,12 @@ pub enum Reply {
 impl Reply {
     /// True unless another reply follows under the same request id, as after `Queued`.
     pub const fn is_final(&self) -> bool {
-        !matches!(self, Self::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. }))
+        !matches!(
+            self,
+            Self::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. })
+                | Self::WatchEvents(_)
+                | Self::WatchState(_)
+                | Self::WatchNotice(_)
+        )
     }
 }

@@ -6,6 +6,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::command::Command;
 use crate::ids::{ClusterId, HoldSetVersion, LeaseId, NodeId, Number, Secret, ShardId};
+use crate::member::{GroupStepRequest, MemberChangeRequest, MembersRequest};
+use crate::watch::{UnwatchRequest, WatchRequest};
 
 /// First frame of a client connection.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -181,4 +183,14 @@ pub enum Request {
     Ping,
     /// Kind 11.
     Claim(ClaimRequest),
+    /// Kind 12.
+    Watch(WatchRequest),
+    /// Kind 13.
+    Unwatch(UnwatchRequest),
+    /// Kind 20.
+    Members(MembersRequest),
+    /// Kind 21.
+    MemberChange(MemberChangeRequest),
+    /// Kind 22.
+    GroupStep(GroupStepRequest),
 }

@@ -21,6 +21,7 @@ pub mod linear;
 mod log;
 pub mod modes;
 pub mod mutex;
+pub mod watch;
 
 use std::fmt;
 

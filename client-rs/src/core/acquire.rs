@@ -8,12 +8,13 @@
 //! reserved for that; the committed outcome is what counts. If its caller has gone and it was
 //! granted all the same, the hold is given back.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_protocol::command::{Command, OwnLease};
+use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{HoldSetVersion, Mode, Number, Secret};
+use leasehold_protocol::ids::{HoldSetVersion, Number, Secret, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::planted;
 use leasehold_protocol::reply::{OutcomeReply, Reply};
@@ -21,8 +22,10 @@ use leasehold_protocol::request::Request;
 use leasehold_protocol::shard::{check_key, check_ttl_ms, check_value};
 
 use super::cell::{HoldCell, LossCause};
+use super::change::Change;
 use super::exchange::{Exchange, Owner, as_request};
 use super::lease::{Lease, refusal_of};
+use super::options::{Further, Options};
 use super::route::Lane;
 use super::settle::{Adoption, OWN_GRANT, Versions};
 use super::{Core, Event, ExchangeId, Held, HoldChange, LeaseKey, OPS_MAX, OpId, SessionId, Timer};
@@ -45,10 +48,13 @@ pub(crate) enum Wait {
 pub(crate) struct AcquireRequest {
     pub(crate) session: SessionId,
     pub(crate) key: Vec<u8>,
+    /// Further keys of the same shard: all are granted in one step, or none.
+    pub(crate) more: Vec<Further>,
     pub(crate) value: Vec<u8>,
     pub(crate) wait: Wait,
     /// TTL, in milliseconds, and secret of a lease of the hold's own.
     pub(crate) own: Option<(u64, Secret)>,
+    pub(crate) options: Options,
 }
 
 /// A cancel on its way.
@@ -79,7 +85,9 @@ pub(crate) struct Op {
     /// The hold's own lease, once granted.
     pub(super) own_lease: Option<LeaseKey>,
     pub(super) key: Vec<u8>,
+    pub(super) more: Vec<Further>,
     value: Vec<u8>,
+    pub(super) options: Options,
     wait: Wait,
     wait_until: BootTime,
     deadline: BootTime,
@@ -99,6 +107,8 @@ pub(crate) struct Op {
     /// Set when the hold is reported to its caller.
     pub(super) cell: Option<Arc<HoldCell>>,
     pub(super) release: Option<Release>,
+    /// Asked for and not over, in that order; the first may have been sent.
+    pub(super) changes: VecDeque<Change>,
 }
 
 impl Op {
@@ -108,6 +118,19 @@ impl Op {
             (Some(grant), None) => grant.version_after,
             _ => OWN_GRANT,
         }
+    }
+
+    /// All its keys.
+    pub(super) fn keys(&self) -> Vec<Vec<u8>> {
+        let further = self.more.iter().map(|further| further.key.clone());
+        std::iter::once(self.key.clone()).chain(further).collect()
+    }
+
+    /// The tokens of all its keys, once granted: they follow each other.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = Token> + use<> {
+        let first = self.grant.as_ref().map(|grant| grant.token.0);
+        let count = self.more.len() as u64;
+        first.into_iter().flat_map(move |first| (first..=first + count).map(Token))
     }
 
     /// The lease that holds it.
@@ -140,6 +163,12 @@ impl Core {
         self.tick(now);
         let own = check_request(&request)?;
         let shard = self.shard_of(&request.key)?;
+        for further in &request.more {
+            if self.shard_of(&further.key)? != shard {
+                let text = "keys of several shards cannot be acquired at once: give them one {tag}";
+                return Err(Failure::new(ErrorCode::WRONG_SHARD, text));
+            }
+        }
         let open = self.sessions.get(&request.session).is_some_and(|session| !session.closing);
         if !open {
             return Err(Failure::new(ErrorCode::LEASE_DEAD, "the session was closed"));
@@ -176,7 +205,9 @@ impl Core {
             own,
             own_lease: None,
             key: request.key,
+            more: request.more,
             value: request.value,
+            options: request.options,
             wait: request.wait,
             wait_until,
             deadline,
@@ -190,6 +221,7 @@ impl Core {
             grant: None,
             cell: None,
             release: None,
+            changes: VecDeque::new(),
         }
     }
 
@@ -221,7 +253,8 @@ impl Core {
         let op = &self.ops[&id];
         let key = op.lease;
         let lease = self.leases.get_mut(&key).expect("a pending op has a lease");
-        if let Some(leaving) = lease.leaving.get_mut(&op.key) {
+        let leaving = op.keys().into_iter().find(|key| lease.leaving.contains_key(key));
+        if let Some(leaving) = leaving.and_then(|key| lease.leaving.get_mut(&key)) {
             return leaving.blocked.push(id);
         }
         let number = lease.id.and_then(|_| lease.numbers.take());
@@ -267,14 +300,8 @@ impl Core {
         let lease = self.leases.get(&op.lease)?;
         let caller = lease.caller(op.number?)?;
         let acks = caller.acks.clone();
-        let command = Command::Acquire {
-            caller,
-            key: op.key.clone(),
-            mode: Mode::EXCLUSIVE,
-            own: op.own,
-            value: op.value.clone(),
-            wait_ms: self.wait_ms(op.wait),
-        };
+        let wait_ms = self.wait_ms(op.wait);
+        let command = op.options.command(caller, (&op.key, &op.more), op.own, &op.value, wait_ms);
         Some((as_request(lease.shard, ms, command), acks))
     }
 
@@ -320,7 +347,7 @@ impl Core {
             return self.verdict(opening);
         }
         let text = match lease {
-            Some(lease) if lease.leaving.contains_key(&op.key) => {
+            Some(lease) if op.keys().iter().any(|key| lease.leaving.contains_key(key)) => {
                 "an earlier release or cancel of this key has no answer yet"
             }
             _ => "the session has too many requests open",
@@ -395,7 +422,7 @@ impl Core {
             return;
         }
         let (key, number, kept) = (op.lease, op.number.expect("it was sent"), retried || op.waited);
-        let timed = op.timed;
+        let (timed, options) = (op.timed, op.options);
         self.leases.get_mut(&key).expect("a pending op has a lease").numbers.settle(number, kept);
         let ended = if timed { ErrorCode::TIMED_OUT } else { ErrorCode::CANCELLED };
         let failure = match outcome {
@@ -403,6 +430,7 @@ impl Core {
             Ok(
                 Outcome::Cancelled { .. }
                 | Outcome::Released { .. }
+                | Outcome::Changed { .. }
                 | Outcome::Refused { code: ErrorCode::CANCELLED, .. },
             ) => Failure::of(ended),
             Ok(Outcome::TimedOut { .. }) => Failure::of(ErrorCode::TIMED_OUT),
@@ -411,7 +439,7 @@ impl Core {
                 let text = "the hold had ended before it was confirmed";
                 Failure::new(ErrorCode::LEASE_LOST, text)
             }
-            Ok(Outcome::Refused { code, token, .. }) => Failure { token, ..Failure::of(code) },
+            Ok(Outcome::Refused { code, token, .. }) => options.refusal(code, token),
             Ok(_) => Failure::new(ErrorCode::MALFORMED, "the outcome does not fit an acquire"),
             Err(failure) => failure,
         };
@@ -428,26 +456,24 @@ impl Core {
         let doubtful = doubtful && !planted!("doubtful-grant-reported");
         let op = self.ops.get_mut(&id).expect("the caller looked it up");
         op.grant = Some(grant);
-        let (key, own) = (op.lease, op.own);
+        let (key, own, tokens) = (op.lease, op.own, op.tokens().collect::<Vec<_>>());
         let exchange = op.exchange.take();
         self.kill(exchange);
         self.leases.get_mut(&key).expect("a pending op has a lease").pending.remove(&id);
-        let adoption = self.adopt(key, &grant);
+        let adoption = self.adopt(key, &grant, tokens.len());
         let holder = match own {
             Some(own) => self.make_own_lease(id, own, &grant),
             None => key,
         };
         let lease = self.leases.get_mut(&holder).expect("just looked up or made");
-        lease.holds.insert(grant.token, id);
+        lease.holds.extend(tokens.iter().map(|token| (*token, id)));
         lease.verifying.insert(id);
         let valid = self.now < lease.cell.valid_until();
         let op = &self.ops[&id];
-        if own.is_none() && adoption == Adoption::Gone {
-            self.lose_hold(id, LossCause::Forced);
-        } else if op.abandoned {
+        if op.abandoned {
             if op.cancel.is_some_and(|cancel| cancel.release_if_granted) {
                 // The cancel gives it back; nobody is to hear of it.
-                lease.holds.remove(&grant.token);
+                lease.forget_hold(id, tokens);
                 lease.verifying.remove(&id);
                 lease.releasing.insert(id);
             } else {
@@ -480,13 +506,14 @@ impl Core {
     pub(super) fn report(&mut self, id: OpId) {
         let op = self.ops.get_mut(&id).expect("the caller looked it up");
         let holder = op.held_by().expect("it was granted");
-        let token = op.grant.as_ref().expect("it was granted").token;
+        let grant = op.grant.as_ref().expect("it was granted");
+        let granted = (grant.token, grant.floor);
         let lease = self.leases.get_mut(&holder).expect("a hold has a lease");
         lease.verifying.remove(&id);
-        let cell = HoldCell::new(Arc::clone(&lease.cell));
+        let cell = HoldCell::new(Arc::clone(&lease.cell), granted, op.options.mode);
         op.cell = Some(Arc::clone(&cell));
         self.timers.cancel(Timer::Op(id));
-        self.events.push_back(Event::Acquired { op: id, result: Ok(Held { token, cell }) });
+        self.events.push_back(Event::Acquired { op: id, result: Ok(Held { cell }) });
         self.arm(holder);
     }
 
@@ -499,44 +526,64 @@ impl Core {
         self.remove_op(id);
     }
 
-    /// A granted hold is over.
+    /// A granted hold is over. Several keys are one hold to their holder: with one of them it has
+    /// lost all, and gives the others back.
     pub(super) fn lose_hold(&mut self, id: OpId, cause: LossCause) {
-        let Some(op) = self.ops.get(&id) else { return };
-        let Some(cell) = &op.cell else {
+        let Some(op) = self.ops.get_mut(&id).filter(|op| op.release.is_none()) else { return };
+        if let Some(cell) = &op.cell {
+            if let Some(cause) = cell.lose(cause) {
+                self.events.push_back(Event::Hold { op: id, change: HoldChange::Lost(cause) });
+            }
+        } else if !op.abandoned {
             let text = match cause {
                 LossCause::Forced => "the hold was ended by an operator before it was confirmed",
                 _ => ErrorCode::LEASE_LOST.text(),
             };
-            return self.finish_op(id, Failure::new(ErrorCode::LEASE_LOST, text));
-        };
-        if let Some(cause) = cell.lose(cause) {
-            self.events.push_back(Event::Hold { op: id, change: HoldChange::Lost(cause) });
+            let failure = Failure::new(ErrorCode::LEASE_LOST, text);
+            self.events.push_back(Event::Acquired { op: id, result: Err(failure) });
+        }
+        if cause == LossCause::Forced && !op.more.is_empty() {
+            op.abandoned = true;
+            self.timers.cancel(Timer::Op(id));
+            return self.start_release(id, false);
         }
         self.remove_op(id);
     }
 
     /// Takes an op out of every table.
     pub(super) fn remove_op(&mut self, id: OpId) {
+        self.drop_changes(id, true);
         let Some(op) = self.ops.remove(&id) else { return };
         self.timers.cancel(Timer::Op(id));
         self.kill(op.exchange);
-        self.kill(op.cancel.and_then(|cancel| cancel.exchange));
-        self.kill(op.release.and_then(|release| release.exchange));
+        let cancel = op.cancel.and_then(|cancel| cancel.exchange);
+        let release = op.release.and_then(|release| release.exchange);
+        // Whatever they are answered, nobody needs it: or else the floor would wait for it.
+        for (exchange, after) in [(cancel, 1), (release, 2)] {
+            if let (Some(number), Some(lease), true) = (
+                op.number,
+                self.leases.get_mut(&op.lease),
+                exchange.is_some_and(|id| self.exchanges.contains_key(&id)),
+            ) {
+                lease.numbers.settle(Number(number.0 + after), true);
+            }
+            self.kill(exchange);
+        }
         for key in [Some(op.lease), op.own_lease].into_iter().flatten() {
             let Some(lease) = self.leases.get_mut(&key) else { continue };
             lease.pending.remove(&id);
             lease.releasing.remove(&id);
             lease.verifying.remove(&id);
             lease.capped.retain(|(_, capped)| *capped != id);
-            if let Some(grant) = &op.grant {
-                lease.holds.remove(&grant.token);
-            }
+            lease.forget_hold(id, op.tokens());
         }
         if let Some(own) = op.own_lease {
             self.remove_lease(own);
         }
         for _ in 0..usize::from(op.cancel.is_some()) + usize::from(op.release.is_some()) {
-            self.arrived(op.lease, &op.key);
+            for key in op.keys() {
+                self.arrived(op.lease, &key);
+            }
         }
         self.forget_if_unused(op.lease);
         self.arm(op.lease);
@@ -569,6 +616,7 @@ impl Core {
 fn check_request(request: &AcquireRequest) -> Result<Option<OwnLease>, Failure> {
     check_key(&request.key).map_err(Failure::of)?;
     check_value(&request.value).map_err(Failure::of)?;
+    request.options.check(&request.key, &request.more, request.own.is_some())?;
     request.own.map(|(ttl_ms, secret)| Ok(OwnLease { ttl_ms: ttl(ttl_ms)?, secret })).transpose()
 }
 

@@ -26,10 +26,12 @@ impl Core {
             return;
         }
         let (key, number) = (op.lease, Number(op.number.expect("the caller checked").0 + 1));
-        let name = op.key.clone();
+        let names = op.keys();
         let lease = self.leases.get_mut(&key).expect("a pending op has a lease");
         lease.numbers.begin(number);
-        lease.leaving.entry(name).or_default().on_their_way += 1;
+        for name in names {
+            lease.leaving.entry(name).or_default().on_their_way += 1;
+        }
         let shard = lease.shard;
         let cancel = Cancel { exchange: None, release_if_granted };
         self.ops.get_mut(&id).expect("looked up above").cancel = Some(cancel);
@@ -53,7 +55,7 @@ impl Core {
         let Some(op) = self.ops.get_mut(&id) else { return };
         // From here on it is not on its way; `arrived` below says so to others.
         op.cancel = None;
-        let (key, name) = (op.lease, op.key.clone());
+        let (key, names) = (op.lease, op.keys());
         let number = Number(op.number.expect("it was sent").0 + 1);
         if let Some(lease) = self.leases.get_mut(&key) {
             lease.numbers.settle(number, false);
@@ -65,15 +67,17 @@ impl Core {
         };
         let granted = op_is_granted(self, id);
         match outcome {
-            // Granted before, and given back by this cancel.
-            Ok(Outcome::Released { .. }) if granted => self.remove_op(id),
+            // Granted before, and given back by this cancel: the hold, or one entry of it.
+            Ok(Outcome::Released { .. } | Outcome::Changed { .. }) if granted => self.remove_op(id),
             // The outcome of the acquire itself has come meanwhile.
             _ if granted && self.ops[&id].abandoned => self.start_release(id, false),
             _ if granted => {}
             // A grant that is heard of through a cancel may be old.
             outcome => self.take_outcome(id, true, outcome),
         }
-        self.arrived(key, &name);
+        for name in names {
+            self.arrived(key, &name);
+        }
     }
 
     /// A release or cancel of this key is done: acquires that waited for it go out.
@@ -117,26 +121,23 @@ impl Core {
     }
 
     pub(super) fn start_release(&mut self, id: OpId, awaited: bool) {
-        let Some(op) = self.ops.get_mut(&id) else { return };
-        let grant = op.grant.expect("only a hold is released");
-        let sent = Release { exchange: None, awaited };
-        op.release = Some(sent);
-        let (key, name, own) = (op.lease, op.key.clone(), op.own_lease);
+        self.drop_changes(id, false);
+        let Some(op) = self.ops.get_mut(&id).filter(|op| op.release.is_none()) else { return };
+        assert!(op.grant.is_some(), "only a hold is released");
+        op.release = Some(Release { exchange: None, awaited });
+        let changing = op.is_changing();
+        let (key, names, own, tokens) = (op.lease, op.keys(), op.own_lease, op.tokens());
         let holder = op.held_by().expect("only a hold is released");
         let number = Number(op.number.expect("it was granted").0 + 2);
         let lease = self.leases.get_mut(&holder).expect("a hold has a lease");
-        lease.holds.remove(&grant.token);
+        lease.forget_hold(id, tokens);
         lease.verifying.remove(&id);
         lease.capped.retain(|(_, capped)| *capped != id);
         lease.releasing.insert(id);
-        let shard = lease.shard;
-        // A hold's own lease outlives the session, but not its own TTL.
-        let deadline = match own {
-            Some(_) => self.now.after(lease.ttl),
-            None => BootTime::NEVER,
-        };
         if let Some(lease) = self.leases.get_mut(&key) {
-            lease.leaving.entry(name).or_default().on_their_way += 1;
+            for name in names {
+                lease.leaving.entry(name).or_default().on_their_way += 1;
+            }
             if own.is_none() {
                 lease.numbers.begin(number);
             }
@@ -144,12 +145,28 @@ impl Core {
         if awaited {
             self.timers.set(Timer::Op(id), self.now.after(self.timing.call));
         }
-        let release = Exchange::new(Owner::Release(id), Some(shard), Lane::Lease, deadline);
-        let exchange = Some(self.start(release));
-        if let Some(op) = self.ops.get_mut(&id) {
-            op.release = Some(Release { exchange, ..sent });
+        // The token that it must name depends on how a change ends that is on its way.
+        if !changing {
+            self.send_release(id);
         }
         self.arm(holder);
+    }
+
+    pub(super) fn send_release(&mut self, id: OpId) {
+        let Some(op) = self.ops.get(&id) else { return };
+        let holder = op.held_by().expect("only a hold is released");
+        let lease = self.leases.get(&holder).expect("a hold has a lease");
+        // A hold's own lease outlives the session, but not its own TTL.
+        let deadline = match op.own_lease {
+            Some(_) => self.now.after(lease.ttl),
+            None => BootTime::NEVER,
+        };
+        let shard = Some(lease.shard);
+        let release = Exchange::new(Owner::Release(id), shard, Lane::Lease, deadline);
+        let exchange = Some(self.start(release));
+        if let Some(release) = self.ops.get_mut(&id).and_then(|op| op.release.as_mut()) {
+            release.exchange = exchange;
+        }
     }
 
     pub(super) fn build_release(&self, id: OpId, ms: u32) -> Option<(Request, Vec<Number>)> {
@@ -164,7 +181,11 @@ impl Core {
         }
         let caller = lease.caller(Number(op.number?.0 + 2))?;
         let acks = caller.acks.clone();
-        Some((as_request(lease.shard, ms, Command::Release { caller, key, token }), acks))
+        let command = match op.more.as_slice() {
+            [] => Command::Release { caller, key, token },
+            _ => Command::ReleaseAll { caller, acquire: op.number? },
+        };
+        Some((as_request(lease.shard, ms, command), acks))
     }
 
     pub(super) fn release_answered(
@@ -182,9 +203,11 @@ impl Core {
             }
         }
         let failure = match result {
-            Ok(Reply::Outcome(OutcomeReply { outcome: Outcome::Released { .. }, .. })) => {
-                return self.release_done(id, Ok(()));
-            }
+            // Of a hold that was re-entered one entry less.
+            Ok(Reply::Outcome(OutcomeReply {
+                outcome: Outcome::Released { .. } | Outcome::Changed { .. },
+                ..
+            })) => return self.release_done(id, Ok(())),
             Ok(reply) => refusal_of(&reply),
             Err(failure) => failure,
         };

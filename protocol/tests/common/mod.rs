@@ -5,12 +5,19 @@
 
 use leasehold_protocol::command::{Caller, Command, OwnLease, Want};
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::event::EndReason;
+use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::frame::{MAGIC, VERSION_MAX, VERSION_MIN};
 use leasehold_protocol::ids::{
-    ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, Revision, Secret, ShardId, Token,
+    ClusterId, DiskId, HoldSetVersion, LeaseId, Mode, NodeId, Number, RequestId, Revision, Secret,
+    ShardId, Token,
+};
+use leasehold_protocol::member::{
+    GroupGoal, GroupStepRequest, MemberChange, MemberChangeReply, MemberChangeRequest,
+    MemberCommand, MemberInfo, MemberOperation, MemberPhase, MembersReply, MembersRequest,
+    NewMember, ShardProgress, Standing,
 };
 use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::peer::MemberEntry;
 use leasehold_protocol::reply::{
     ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply, KeyInfo, KeysReply,
     LastEnd, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply, RenewResult, Reply,
@@ -20,6 +27,10 @@ use leasehold_protocol::reply::{
 use leasehold_protocol::request::{
     ClaimRequest, ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest, ListRequest,
     RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
+};
+use leasehold_protocol::watch::{
+    Cursor, UnwatchRequest, WatchEnd, WatchEndReason, WatchEvent, WatchEvents, WatchFrom,
+    WatchNotice, WatchRequest, WatchState,
 };
 
 /// The cluster of all examples.
@@ -188,8 +199,106 @@ fn further_commands() -> Vec<(&'static str, Request)> {
                 within_ms: 60_000,
             }),
         ),
+        (
+            "member",
+            command(Command::Member(MemberCommand::Start {
+                add: Some(member_entry()),
+                remove: Some(NodeId(2)),
+            })),
+        ),
         ("time-out", command(Command::TimeOut { lease: LeaseId(7), number: Number(40) })),
     ]
+}
+
+fn cursor() -> Vec<u8> {
+    Cursor::of(CLUSTER, ShardId(3), REVISION).encode()
+}
+
+fn watches() -> Vec<(&'static str, Request)> {
+    let watch = |prefix, key: &str, from| {
+        let key = key.as_bytes().to_vec();
+        Request::Watch(WatchRequest { shard: ShardId(3), prefix, key, from })
+    };
+    vec![
+        ("watch", watch(false, "jobs/nightly", WatchFrom::Now)),
+        ("watch-state", watch(true, "", WatchFrom::State)),
+        ("watch-cursor", watch(true, "jobs/", WatchFrom::Cursor { cursor: cursor() })),
+        (
+            "watch-page",
+            watch(
+                true,
+                "jobs/",
+                WatchFrom::Page { cursor: cursor(), after: b"jobs/nightly".to_vec() },
+            ),
+        ),
+        ("unwatch", Request::Unwatch(UnwatchRequest { id: RequestId(41) })),
+    ]
+}
+
+/// One event of each kind that has a key.
+fn watch_events() -> Vec<WatchEvent> {
+    let (key, lease, token) = (b"jobs/nightly".to_vec(), LeaseId(7), TOKEN);
+    let (who, why) = (b"operator".to_vec(), b"host-1 is gone".to_vec());
+    let (mode, number) = (Mode::permits(2), Number(40));
+    let outcome = Outcome::TimedOut { revision: REVISION };
+    let reason = EndReason::Forced { who: who.clone(), why: why.clone() };
+    let kinds = vec![
+        EventKind::Granted { key: key.clone(), lease, mode, token, slots: vec![0b101, 1] },
+        EventKind::Queued { key: key.clone(), lease, number, wait_ms: 10_000 },
+        EventKind::WaitEnded { key: key.clone(), lease, number, outcome },
+        EventKind::Ended { key: key.clone(), lease, token, reason },
+        EventKind::Ended { key: key.clone(), lease, token, reason: EndReason::LeaseExpired },
+        EventKind::ForcedPending {
+            key: key.clone(),
+            lease,
+            token,
+            who: who.clone(),
+            why: why.clone(),
+        },
+        EventKind::Vacant { key: key.clone() },
+        EventKind::Converted { key: key.clone(), lease, token, mode: Mode::SHARED },
+        EventKind::LimitChanged { key: key.clone(), limit: 7, who: who.clone() },
+        EventKind::DelayBegan { key: key.clone(), token, delay_ms: 15_000 },
+        EventKind::DelayEnded { key: key.clone(), token },
+        EventKind::ValueChanged { key: key.clone(), lease, token, value: b"10.0.0.9:80".to_vec() },
+        EventKind::YieldAsked { key, lease, token, who, why, within_ms: 60_000 },
+    ];
+    let told = |kind| WatchEvent {
+        revision: REVISION,
+        kind,
+        label: "host-1/42".into(),
+        value: b"worker-3".to_vec(),
+    };
+    kinds.into_iter().map(told).collect()
+}
+
+fn watch_replies() -> Vec<(&'static str, Reply)> {
+    let (shard, revision) = (ShardId(3), REVISION);
+    let events = |events, more| Reply::WatchEvents(WatchEvents { shard, revision, events, more });
+    let end = |reason| Reply::WatchEnd(WatchEnd { shard, reason });
+    let keys = keys_reply().keys;
+    vec![
+        ("watch-events", events(watch_events(), true)),
+        ("watch-progress", events(vec![], false)),
+        (
+            "watch-state-reply",
+            Reply::WatchState(WatchState { shard, revision, first: true, keys, more: false }),
+        ),
+        ("watch-notice", Reply::WatchNotice(WatchNotice { shard, quorum: true })),
+        ("watch-continue", end(WatchEndReason::Continue)),
+        ("watch-cancelled", end(WatchEndReason::Cancelled)),
+        ("watch-too-slow", end(WatchEndReason::TooSlow)),
+        ("unwatched", Reply::Unwatched),
+    ]
+}
+
+pub(crate) fn member_entry() -> MemberEntry {
+    MemberEntry {
+        node: NodeId(4),
+        disk: DiskId(*b"a-data-directory"),
+        peer_addr: "10.0.0.4:7401".to_owned(),
+        client_addr: "10.0.0.4:7400".to_owned(),
+    }
 }
 
 /// Every request, by the name of its golden file.
@@ -232,8 +341,33 @@ pub(crate) fn requests() -> Vec<(&'static str, Request)> {
         ),
         ("status", Request::Status(StatusRequest { timeout_ms })),
         ("transfer", Request::Transfer(TransferRequest { shard, to: NodeId(2), timeout_ms })),
+        ("members", Request::Members(MembersRequest { timeout_ms })),
+        (
+            "member-change",
+            Request::MemberChange(MemberChangeRequest {
+                change: MemberChange::Replace {
+                    old: NodeId(2),
+                    new: NewMember {
+                        node: NodeId(4),
+                        peer_addr: "10.0.0.4:7401".to_owned(),
+                        client_addr: String::new(),
+                    },
+                },
+                timeout_ms,
+            }),
+        ),
+        (
+            "group-step",
+            Request::GroupStep(GroupStepRequest {
+                shard,
+                version: 5,
+                goal: GroupGoal::Voters(vec![member_entry()]),
+                timeout_ms,
+            }),
+        ),
         ("ping", Request::Ping),
     ];
+    all.extend(watches());
     all.extend(commands());
     all
 }
@@ -287,6 +421,7 @@ fn outcomes() -> Vec<(&'static str, Reply)> {
         ("closed", outcome(Outcome::Closed { revision })),
         ("forced", outcome(Outcome::Forced { token, passed_on: true, revision })),
         ("begun", outcome(Outcome::Begun { revision })),
+        ("members-outcome", outcome(Outcome::Members { version: 5, operation: 4, revision })),
         ("changed", outcome(Outcome::Changed { token, revision })),
         ("refused", outcome(Outcome::Refused { code, token, revision })),
     ]
@@ -429,6 +564,35 @@ fn status_reply() -> StatusReply {
     }
 }
 
+fn members_reply() -> MembersReply {
+    let used = MemberEntry {
+        node: NodeId(2),
+        peer_addr: String::new(),
+        client_addr: String::new(),
+        ..member_entry()
+    };
+    MembersReply {
+        revision: REVISION,
+        version: 5,
+        members: vec![
+            MemberInfo { entry: used, standing: Standing::Removed },
+            MemberInfo { entry: member_entry(), standing: Standing::Joining },
+        ],
+        operation: Some(MemberOperation {
+            operation: 5,
+            phase: MemberPhase::Learn,
+            add: NodeId(4),
+            remove: NodeId(0),
+        }),
+        progress: vec![ShardProgress {
+            shard: ShardId(3),
+            done: false,
+            behind: 1200,
+            waits: "1200 entries behind".to_owned(),
+        }],
+    }
+}
+
 pub(crate) fn error_reply() -> ErrorReply {
     ErrorReply {
         leader: NodeId(2),
@@ -470,10 +634,14 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ("claim-waits-all", claim_reply(Claimed::WaitsAll(vec![waiting(), waiting()]))),
         ("claim-holds-all", claim_reply(Claimed::HoldsAll(holds_reply().holds))),
         ("status-reply", Reply::Status(status_reply())),
+        ("members-reply", Reply::Members(members_reply())),
+        ("member-changed", Reply::MemberChanged(MemberChangeReply { operation: 5 })),
+        ("group-stepped", Reply::GroupStepped(members_reply().progress.remove(0))),
         ("transferred", Reply::Transferred),
         ("pong", Reply::Pong),
         ("error", Reply::Error(error_reply())),
     ];
     all.extend(outcomes());
+    all.extend(watch_replies());
     all
 }

@@ -2,6 +2,7 @@
 //!
 //! Nothing here changes anything. `remaining_ms` is always left `None`: deadlines are the leader's.
 
+use alloc::rc::Rc;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::iter;
@@ -62,6 +63,11 @@ impl<'a> LeaseView<'a> {
     /// Its label; an own lease has that of the session that acquired.
     pub fn label(&self) -> &'a str {
         text(self.lease.label.as_slice())
+    }
+
+    /// The bytes of its label, shared with the state; `None` if it is empty.
+    pub fn shared_label(&self) -> Option<Rc<[u8]>> {
+        self.lease.label.share()
     }
 
     /// It was made for one hold, with which it ends.
@@ -200,6 +206,12 @@ impl State {
                 last_end: self.last_end(key),
             },
         }
+    }
+
+    /// The value of a hold, shared with the state; `None` if it is empty or there is no such hold.
+    pub fn held_value(&self, key: &[u8], lease: LeaseId, token: Token) -> Option<Rc<[u8]>> {
+        let hold = self.keys.get(&KeyRef::new(key))?.holds.get(&lease)?;
+        if hold.token == token { hold.value.share() } else { None }
     }
 
     /// A page of the keys that are held or waited for, in byte order: those that start with

@@ -2,12 +2,15 @@
 //! ids; never Raft.
 
 mod connection;
+mod lanes;
 mod reply;
 mod router;
 mod service;
 mod status;
+mod watching;
 
 pub use connection::{Asked, Connections, Front};
 pub use reply::{ReplySink, ReplyTo, error};
 pub use router::{Hop, Hops, Router};
 pub use service::ForwardService;
+pub(crate) use status::OneReply;

@@ -13,11 +13,13 @@ mod batch;
 mod count;
 mod expire;
 mod forward;
+mod member;
 mod probe;
 mod propose;
 mod read;
 mod renew;
 mod waits;
+mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -28,6 +30,7 @@ use leasehold_core::State;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{LeaseId, NodeId, ShardId};
+use leasehold_protocol::member::ShardProgress;
 use leasehold_protocol::planted;
 use leasehold_protocol::request::Request;
 
@@ -42,6 +45,7 @@ use crate::lease::{CoreWheel, LeaseTable, ShardTimers};
 use crate::net::ReplyTo;
 use crate::raft::{Group, Leadership, Peers};
 use crate::rt::channels::Notify;
+use crate::watch::Hub;
 
 /// A request waits at most this long, whatever it asks for.
 pub const TIMEOUT_MS_MAX: u32 = 60_000;
@@ -98,7 +102,16 @@ pub struct Shard<E: Env> {
     leading: Cell<Option<Leadership>>,
     /// Since when a round is under way that asks whether a majority follows.
     probing: Cell<Option<MonoTime>>,
+    hub: RefCell<Hub>,
+    /// Watchers are to be told something.
+    to_tell: Notify,
+    /// Somebody watches again.
+    watched: Notify,
     stopping: Cell<bool>,
+    /// A step towards another membership is being taken: one at a time.
+    stepping: Cell<bool>,
+    /// How far an operation is, as its driver saw it, and for which version of the member table.
+    member_progress: RefCell<(u64, Vec<ShardProgress>)>,
     shards_total: u32,
     metrics: CoreHandle,
     totals: Totals,
@@ -116,6 +129,7 @@ impl<E: Env> Shard<E> {
         let ShardCore { shards_total, clock, wheel, metrics } = core;
         let totals = Totals::default();
         totals.recount(&state.borrow());
+        let hub = RefCell::new(Hub::new(&state.borrow(), Self::history_bytes(shards_total)));
         Rc::new(Self {
             id,
             group,
@@ -133,7 +147,12 @@ impl<E: Env> Shard<E> {
             under_way: Rc::new(()),
             leading: Cell::new(None),
             probing: Cell::new(None),
+            hub,
+            to_tell: Notify::new(),
+            watched: Notify::new(),
             stopping: Cell::new(false),
+            stepping: Cell::new(false),
+            member_progress: RefCell::default(),
             shards_total,
             metrics,
             totals,
@@ -167,11 +186,18 @@ impl<E: Env> Shard<E> {
             | Request::List(_)
             | Request::Sessions(_)
             | Request::Holds(_)
-            | Request::Claim(_) => {
+            | Request::Claim(_)
+            | Request::Members(_) => {
                 self.read(request, to, origin);
             }
             Request::Transfer(request) => self.transfer(request, to, origin),
-            Request::Hello(_) | Request::Status(_) | Request::Ping => {
+            Request::GroupStep(request) => self.group_step(request, to, origin),
+            Request::Hello(_)
+            | Request::Status(_)
+            | Request::MemberChange(_)
+            | Request::Ping
+            | Request::Watch(_)
+            | Request::Unwatch(_) => {
                 to.error(ErrorCode::UNKNOWN_KIND, NodeId(0));
             }
         }
@@ -198,6 +224,9 @@ impl<E: Env> Shard<E> {
         self.totals.follow(events);
         self.waits.borrow_mut().applied(events);
         self.follow_leases(events);
+        if self.hub.borrow_mut().applied(&self.state.borrow(), events) {
+            self.to_tell.notify_one();
+        }
     }
 
     /// A snapshot replaced the state: events were skipped.
@@ -208,6 +237,8 @@ impl<E: Env> Shard<E> {
         if !planted!("snapshot-wakes-nobody") {
             self.waits.borrow_mut().resync();
         }
+        self.hub.borrow_mut().installed(&self.state.borrow());
+        self.to_tell.notify_one();
     }
 
     /// Holds of this shard.

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leasehold::{Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session};
+use leasehold::{
+    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, MultiGuard, Session,
+    Ticket,
+};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
 use tokio::sync::mpsc;
@@ -11,7 +14,10 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::super::exit::{CliError, failure_json};
 use super::super::json;
-use super::request::{Acquire, Misread, OfHold, Op, parse};
+use super::ask::answer;
+use super::request::{
+    Acquire, AcquireAll, HoldMode, Misread, OfHold, Op, SetMode, SetValue, parse,
+};
 
 /// Longest line of input, in bytes.
 const LINE_LEN_MAX: u64 = 64 * 1024;
@@ -24,15 +30,22 @@ const LINES_MAX: usize = 1024;
 enum Done {
     Reply(Value),
     Granted(Guard),
+    GrantedAll(MultiGuard),
 }
 
-/// Requests that are open, by their id's text.
-type Open = BTreeMap<String, (Value, AbortHandle, bool)>;
+type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Requests that are open, by their id's text. An acquire has a ticket.
+type Open = BTreeMap<String, (Value, AbortHandle, Option<Ticket>)>;
 
 struct Pipe {
     client: Client,
     session: Session,
-    holds: BTreeMap<String, Guard>,
+    /// By key: the entries of its hold, the newest last. Those of one that was lost stay until the
+    /// key is granted again.
+    holds: BTreeMap<String, Vec<Guard>>,
+    /// Of several keys, by the token of the first.
+    groups: BTreeMap<u64, MultiGuard>,
     tasks: JoinSet<(String, Done)>,
     open: Open,
     out: mpsc::Sender<Value>,
@@ -46,6 +59,7 @@ pub(super) async fn run(client: Client, session: Session, ttl: Duration) -> Resu
         client,
         session,
         holds: BTreeMap::new(),
+        groups: BTreeMap::new(),
         tasks: JoinSet::new(),
         open: BTreeMap::new(),
         out,
@@ -161,36 +175,39 @@ impl Pipe {
             return self.refuse(&id, &Failure::new(ErrorCode::BUSY, text)).await;
         }
         match op {
-            Op::Acquire(acquire) => self.acquire(id, acquire),
+            Op::Acquire(acquire) => self.acquire(id, acquire).await,
+            Op::AcquireAll(acquire) => self.acquire_all(id, acquire),
+            Op::ReleaseAll(of) => self.release_all(id, of.token).await,
             Op::Release(hold) => self.release(id, &hold).await,
             Op::Renew(hold) => self.renew(id, &hold).await,
             Op::Remaining(hold) => self.remaining(&id, &hold).await,
-            Op::Get(get) => {
+            Op::Mode(mode) => self.mode(id, mode).await,
+            Op::SetValue(value) => self.set_value(id, value).await,
+            Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
+            Op::Place(place) => self.place(id, &place.target).await,
+            Op::Ask(ask) => {
                 let client = self.client.clone();
-                self.spawn(id, false, async move {
-                    match client.get(get.key).await {
-                        Ok(read) => Done::Reply(json::key(&read)),
-                        Err(error) => Done::Reply(failure_json(error.failure())),
-                    }
+                self.spawn(id, None, async move {
+                    let answer = answer(&client, ask).await;
+                    Done::Reply(answer.unwrap_or_else(|error| error.to_json()))
                 });
             }
-            Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
         }
     }
 
     fn spawn(
         &mut self,
         id: Value,
-        is_acquire: bool,
+        ticket: Option<Ticket>,
         work: impl Future<Output = Done> + Send + 'static,
     ) {
         let name = id.to_string();
         let tag = name.clone();
         let handle = self.tasks.spawn(async move { (tag, work.await) });
-        self.open.insert(name, (id, handle, is_acquire));
+        self.open.insert(name, (id, handle, ticket));
     }
 
-    fn acquire(&mut self, id: Value, acquire: Acquire) {
+    async fn acquire(&mut self, id: Value, acquire: Acquire) {
         let mut request = self.session.lock(acquire.key);
         if let Some(wait_ms) = acquire.wait_ms {
             request = request.wait(Duration::from_millis(wait_ms));
@@ -201,9 +218,63 @@ impl Pipe {
         if let Some(ttl_ms) = acquire.ttl_ms {
             request = request.own_lease(Duration::from_millis(ttl_ms));
         }
-        self.spawn(id, true, async move {
-            match request.acquire().await {
+        if acquire.mode == Some(HoldMode::Shared) {
+            request = request.shared();
+        }
+        if let (Some(permits), Some(limit)) = (acquire.permits, acquire.limit) {
+            request = request.permits(permits, limit);
+        }
+        if acquire.reentrant {
+            request = request.reentrant();
+        }
+        if let Some(delay_ms) = acquire.lock_delay_ms {
+            request = request.lock_delay(Duration::from_millis(delay_ms));
+        }
+        let acquiring = match request.begin() {
+            Ok(acquiring) => acquiring,
+            Err(error) => return self.refuse(&id, error.failure()).await,
+        };
+        self.spawn(id, Some(acquiring.ticket()), async move {
+            match acquiring.granted().await {
                 Ok(guard) => Done::Granted(guard),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    fn acquire_all(&mut self, id: Value, acquire: AcquireAll) {
+        let mut request = self.session.lock_all(acquire.keys);
+        if let Some(wait_ms) = acquire.wait_ms {
+            request = request.wait(Duration::from_millis(wait_ms));
+        }
+        if let Some(value) = acquire.value {
+            request = request.value(value);
+        }
+        if let Some(delay_ms) = acquire.lock_delay_ms {
+            request = request.lock_delay(Duration::from_millis(delay_ms));
+        }
+        let acquiring = match request.begin() {
+            Ok(acquiring) => acquiring,
+            Err(error) => {
+                let refusal = failure_json(error.failure());
+                return self.spawn(id, None, async { Done::Reply(refusal) });
+            }
+        };
+        self.spawn(id, Some(acquiring.ticket()), async move {
+            match acquiring.granted().await {
+                Ok(guard) => Done::GrantedAll(guard),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    async fn release_all(&mut self, id: Value, token: u64) {
+        let Some(guard) = self.groups.remove(&token) else {
+            return self.refuse(&id, &Failure::of(ErrorCode::NOT_OWNER)).await;
+        };
+        self.spawn(id, None, async move {
+            match guard.release().await {
+                Ok(()) => Done::Reply(json!({ "ok": true, "token": token })),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
@@ -211,7 +282,7 @@ impl Pipe {
 
     /// The hold that a request means.
     fn hold(&self, of: &OfHold) -> Result<&Guard, Failure> {
-        let present = self.holds.get(&of.key);
+        let present = self.holds.get(&of.key).and_then(|entries| entries.last());
         let meant = present.filter(|guard| of.token.is_none_or(|token| token == guard.token().0));
         meant.ok_or_else(|| Failure {
             token: present.map_or_else(Default::default, Guard::token),
@@ -223,8 +294,12 @@ impl Pipe {
         if let Err(failure) = self.hold(of) {
             return self.refuse(&id, &failure).await;
         }
-        let guard = self.holds.remove(&of.key).expect("just looked up");
-        self.spawn(id, false, async move {
+        let entries = self.holds.get_mut(&of.key).expect("just looked up");
+        let guard = entries.pop().expect("just looked up");
+        if entries.is_empty() {
+            self.holds.remove(&of.key);
+        }
+        self.spawn(id, None, async move {
             let token = guard.token().0;
             match guard.release().await {
                 Ok(()) => Done::Reply(json!({ "ok": true, "token": token })),
@@ -238,11 +313,51 @@ impl Pipe {
             Ok(guard) => guard.renew(),
             Err(failure) => return self.refuse(&id, &failure).await,
         };
-        self.spawn(id, false, async move {
+        self.spawn(id, None, async move {
             match renewal.await {
                 Ok(left) => {
                     Done::Reply(json!({ "ok": true, "remaining_ms": left.as_millis() as u64 }))
                 }
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    async fn mode(&mut self, id: Value, to: SetMode) {
+        let of = OfHold { key: to.key, token: to.token };
+        let guard = match self.hold(&of) {
+            Ok(guard) => guard,
+            Err(failure) => return self.refuse(&id, &failure).await,
+        };
+        let watch = guard.watch();
+        let changed: BoxFuture<Result<(), ChangeError>> = match to.mode {
+            HoldMode::Shared => Box::pin(guard.downgrade()),
+            HoldMode::Exclusive => {
+                let upgraded = guard.upgrade();
+                Box::pin(async move { upgraded.await.map(drop) })
+            }
+        };
+        self.spawn(id, None, async move {
+            match changed.await {
+                Ok(()) => {
+                    let mut reply = json!({ "ok": true, "token": watch.token().0 });
+                    json::put_mode(&mut reply, watch.mode());
+                    Done::Reply(reply)
+                }
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    async fn set_value(&mut self, id: Value, to: SetValue) {
+        let of = OfHold { key: to.key, token: to.token };
+        let changed = match self.hold(&of) {
+            Ok(guard) => guard.set_value(to.value),
+            Err(failure) => return self.refuse(&id, &failure).await,
+        };
+        self.spawn(id, None, async move {
+            match changed.await {
+                Ok(()) => Done::Reply(json!({ "ok": true })),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
@@ -259,22 +374,35 @@ impl Pipe {
                 };
                 let remaining_ms = guard.remaining().as_millis() as u64;
                 let token = guard.token().0;
-                self.reply(
-                    id,
-                    json!({
-                        "ok": true, "token": token, "state": state, "remaining_ms": remaining_ms,
-                    }),
-                )
-                .await;
+                let mut reply = json!({
+                    "ok": true, "token": token, "state": state, "remaining_ms": remaining_ms,
+                });
+                json::put_mode(&mut reply, guard.mode());
+                self.reply(id, reply).await;
             }
         }
+    }
+
+    /// Tells where an acquire waits.
+    async fn place(&mut self, id: Value, target: &Value) {
+        let open = self.open.get(&target.to_string());
+        let Some(ticket) = open.and_then(|(_, _, ticket)| ticket.clone()) else {
+            return self.refuse(&id, &Failure::of(ErrorCode::NOT_QUEUED)).await;
+        };
+        self.spawn(id, None, async move {
+            match ticket.place().await {
+                Ok(Some(place)) => Done::Reply(json::place(&place)),
+                Ok(None) => Done::Reply(failure_json(&Failure::of(ErrorCode::NOT_QUEUED))),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
     }
 
     /// Ends the wait of an acquire: its future is dropped, and the library cancels it.
     async fn cancel(&mut self, id: &Value, target: &Value) {
         let name = target.to_string();
         match self.open.get(&name) {
-            Some((_, handle, true)) if !handle.is_finished() => {
+            Some((_, handle, Some(_))) if !handle.is_finished() => {
                 handle.abort();
                 let (target, ..) = self.open.remove(&name).expect("just looked up");
                 self.refuse(&target, &Failure::of(ErrorCode::CANCELLED)).await;
@@ -290,16 +418,39 @@ impl Pipe {
         let Some((id, ..)) = self.open.remove(name) else { return };
         match done {
             Done::Reply(reply) => self.reply(&id, reply).await,
-            Done::Granted(guard) => {
+            Done::GrantedAll(guard) => {
+                let holds = guard.holds();
+                let token = holds.first().map_or(0, |(_, token)| token.0);
+                let each = holds.iter().map(|(key, token)| json!({ "key": key, "token": token.0 }));
                 let reply = json!({
+                    "ok": true,
+                    "token": token,
+                    "holds": each.collect::<Vec<_>>(),
+                    "remaining_ms": guard.remaining().as_millis() as u64,
+                });
+                // All are lost together; the first stands for all.
+                let key = holds.first().map_or_else(String::new, |(key, _)| (*key).to_owned());
+                tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
+                self.groups.insert(token, guard);
+                self.reply(&id, reply).await;
+            }
+            Done::Granted(guard) => {
+                let mut reply = json!({
                     "ok": true,
                     "key": guard.key(),
                     "token": guard.token().0,
+                    "floor": guard.floor().0,
                     "remaining_ms": guard.remaining().as_millis() as u64,
                 });
+                json::put_mode(&mut reply, guard.mode());
                 let key = guard.key().to_owned();
-                tokio::spawn(tell_changes(key.clone(), guard.watch(), self.out.clone()));
-                self.holds.insert(key, guard);
+                let entries = self.holds.entry(key.clone()).or_default();
+                entries.retain(|entry| entry.token() == guard.token());
+                // The first entry is the last to be given back: it tells for all.
+                if entries.is_empty() {
+                    tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
+                }
+                entries.push(guard);
                 self.reply(&id, reply).await;
             }
         }
@@ -322,6 +473,7 @@ impl Pipe {
         self.tasks.shutdown().await;
         let own: Vec<Guard> = std::mem::take(&mut self.holds)
             .into_values()
+            .flatten()
             .filter(|guard| !guard.is_renewed())
             .collect();
         for guard in own {
@@ -334,8 +486,8 @@ impl Pipe {
 
 /// Tells of a hold's changes until it is lost or given back.
 async fn tell_changes(key: String, mut watch: HoldWatch, out: mpsc::Sender<Value>) {
-    let token = watch.token().0;
     while let Some(state) = watch.changed().await {
+        let token = watch.token().0;
         let (event, last) = match state {
             HoldState::AtRisk { cause, remaining } => (
                 json!({

@@ -7,7 +7,8 @@ use leasehold_protocol::command::{Caller, Command};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::frame::Decoder;
 use leasehold_protocol::ids::{
-    ClusterId, HoldSetVersion, LeaseId, NodeId, Number, RequestId, Revision, Secret, ShardId, Token,
+    ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, RequestId, Revision, Secret, ShardId,
+    Token,
 };
 use leasehold_protocol::limits::CLIENT_BODY_MAX;
 use leasehold_protocol::outcome::{Grant, Outcome};
@@ -18,8 +19,8 @@ use leasehold_protocol::reply::{
 use leasehold_protocol::request::{CommandRequest, RenewRequest, Request};
 
 use super::super::{
-    AcquireRequest, ConnId, Core, Event, Held, HoldChange, HoldState, LossCause, OpId, Output,
-    SessionId, Timing, Wait,
+    AcquireRequest, CallId, ConnId, Core, Event, Further, Held, HoldChange, HoldState, LossCause,
+    OpId, Options, Output, SessionId, Timing, Wait, Wish,
 };
 use crate::clock::BootTime;
 use crate::error::Failure;
@@ -60,8 +61,12 @@ impl Sent {
     pub(super) fn caller(&self) -> &Caller {
         match self.command() {
             Command::Acquire { caller, .. }
+            | Command::AcquireAll { caller, .. }
+            | Command::Convert { caller, .. }
+            | Command::SetValue { caller, .. }
             | Command::Cancel { caller, .. }
-            | Command::Release { caller, .. } => caller,
+            | Command::Release { caller, .. }
+            | Command::ReleaseAll { caller, .. } => caller,
             other => panic!("not numbered: {other:?}"),
         }
     }
@@ -250,7 +255,9 @@ impl Rig {
     }
 
     pub(super) fn take_acquire(&mut self) -> Sent {
-        self.take("acquire", |command| matches!(command, Command::Acquire { .. }))
+        self.take("acquire", |command| {
+            matches!(command, Command::Acquire { .. } | Command::AcquireAll { .. })
+        })
     }
 
     pub(super) fn take_cancel(&mut self) -> Sent {
@@ -259,7 +266,16 @@ impl Rig {
 
     pub(super) fn take_release(&mut self) -> Sent {
         self.take("release", |command| {
-            matches!(command, Command::Release { .. } | Command::ReleaseOwn { .. })
+            matches!(
+                command,
+                Command::Release { .. } | Command::ReleaseOwn { .. } | Command::ReleaseAll { .. }
+            )
+        })
+    }
+
+    pub(super) fn take_change(&mut self) -> Sent {
+        self.take("change", |command| {
+            matches!(command, Command::Convert { .. } | Command::SetValue { .. })
         })
     }
 
@@ -342,7 +358,7 @@ impl Rig {
         let held = |&(token, forced): &(u64, bool)| HeldKey {
             key: b"k".to_vec(),
             token: Token(token),
-            mode: leasehold_protocol::ids::Mode::EXCLUSIVE,
+            mode: Mode::EXCLUSIVE,
             number: Number(1),
             forced,
             slots: Vec::new(),
@@ -381,8 +397,19 @@ impl Rig {
         wait: Wait,
         own: Option<(u64, Secret)>,
     ) -> OpId {
+        self.acquire_as(session, key, wait, own, Options::PLAIN)
+    }
+
+    pub(super) fn acquire_as(
+        &mut self,
+        session: SessionId,
+        key: &str,
+        wait: Wait,
+        own: Option<(u64, Secret)>,
+        options: Options,
+    ) -> OpId {
         let (key, value) = (key.as_bytes().to_vec(), b"v".to_vec());
-        let request = AcquireRequest { session, key, value, wait, own };
+        let request = AcquireRequest { session, key, more: Vec::new(), value, wait, own, options };
         let op = self.core.acquire(self.now, request).expect("accepted");
         self.turn();
         op
@@ -421,6 +448,37 @@ impl Rig {
             .position(|event| matches!(event, Event::Acquired { op, .. } if *op == wanted))?;
         match self.events.remove(found) {
             Some(Event::Acquired { result, .. }) => Some(result),
+            _ => None,
+        }
+    }
+
+    pub(super) fn acquire_several(&mut self, session: SessionId, keys: &[&str]) -> OpId {
+        let (key, value) = (keys[0].as_bytes().to_vec(), b"v".to_vec());
+        let more = keys[1..].iter().map(|key| further(key)).collect();
+        let (wait, own, options) = (Wait::Unlimited, None, Options::PLAIN);
+        let request = AcquireRequest { session, key, more, value, wait, own, options };
+        let op = self.core.acquire(self.now, request).expect("accepted");
+        self.turn();
+        op
+    }
+
+    /// Starts a change of a hold.
+    pub(super) fn change(&mut self, op: OpId, wish: Wish) -> CallId {
+        let call = self.core.change(self.now, op, wish).expect("accepted");
+        self.turn();
+        call
+    }
+
+    /// Takes the result of a change.
+    pub(super) fn changed(&mut self, call: CallId) -> Result<(), Failure> {
+        self.try_changed(call).unwrap_or_else(|| panic!("no result among {:?}", self.events))
+    }
+
+    pub(super) fn try_changed(&mut self, wanted: CallId) -> Option<Result<(), Failure>> {
+        let fits = |event: &Event| matches!(event, Event::Changed { call, .. } if *call == wanted);
+        let found = self.events.iter().position(fits)?;
+        match self.events.remove(found) {
+            Some(Event::Changed { result, .. }) => Some(result),
             _ => None,
         }
     }
@@ -474,6 +532,21 @@ pub(super) fn frame(id: RequestId, reply: &Reply) -> Vec<u8> {
     let mut bytes = Vec::new();
     reply.encode_frame(id, &mut bytes).expect("it fits");
     bytes
+}
+
+/// A further key of an acquire of several, exclusively.
+pub(super) fn further(key: &str) -> Further {
+    Further { key: key.as_bytes().to_vec(), mode: Mode::EXCLUSIVE, limit: 0 }
+}
+
+/// The grant of a further entry of a hold: the version stays.
+pub(super) fn entered(token: u64, version: u64) -> Outcome {
+    match granted(1, token, version) {
+        Outcome::Granted(grant) => {
+            Outcome::Granted(Grant { version_after: grant.version_before, ..grant })
+        }
+        other => other,
+    }
 }
 
 pub(super) fn granted(lease: u64, token: u64, before: u64) -> Outcome {

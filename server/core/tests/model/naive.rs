@@ -308,6 +308,7 @@ impl Model {
         match command {
             Command::SetLimit { key, limit, who } => self.set_limit(run, key, *limit, who),
             Command::EndDelay { key, token } => self.end_delay(run, key, *token),
+            Command::Member(_) => unreachable!("the member table has tests of its own"),
             Command::AskYield { key, token, who, why, within_ms } => {
                 let asked = (who.clone(), why.clone(), *within_ms);
                 self.ask_yield(run, key, *token, asked)

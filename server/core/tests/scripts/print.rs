@@ -75,6 +75,7 @@ pub(crate) fn name(outcome: &Outcome) -> String {
         Outcome::Forced { .. } => "forced".to_owned(),
         Outcome::Changed { .. } => "changed".to_owned(),
         Outcome::Begun { .. } => "begun".to_owned(),
+        Outcome::Members { .. } => "members".to_owned(),
         Outcome::Refused { code, .. } => format!("refused {}", code.name()),
     }
 }
@@ -102,6 +103,9 @@ fn describe(names: &Names, outcome: &Outcome) -> String {
         | Outcome::Changed { token, revision }
         | Outcome::Refused { token, revision, .. } => {
             format!("token={token} rev={revision}")
+        }
+        Outcome::Members { version, operation, revision } => {
+            format!("version={version} operation={operation} rev={revision}")
         }
         Outcome::Cancelled { revision }
         | Outcome::TimedOut { revision }
