@@ -243,8 +243,15 @@ fn watch_events() -> Vec<WatchEvent> {
     let outcome = Outcome::TimedOut { revision: REVISION };
     let reason = EndReason::Forced { who: who.clone(), why: why.clone() };
     let kinds = vec![
-        EventKind::Granted { key: key.clone(), lease, mode, token, slots: vec![0b101, 1] },
-        EventKind::Queued { key: key.clone(), lease, number, wait_ms: 10_000 },
+        EventKind::Granted {
+            key: key.clone(),
+            lease,
+            mode,
+            token,
+            slots: vec![0b101, 1],
+            limit: 12,
+        },
+        EventKind::Queued { key: key.clone(), lease, number, wait_ms: 10_000, mode },
         EventKind::WaitEnded { key: key.clone(), lease, number, outcome },
         EventKind::Ended { key: key.clone(), lease, token, reason },
         EventKind::Ended { key: key.clone(), lease, token, reason: EndReason::LeaseExpired },
