@@ -80,6 +80,7 @@ mod election;
 mod error;
 mod guard;
 mod io;
+mod members;
 mod observe;
 mod session;
 mod several;
@@ -88,7 +89,14 @@ mod yields;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
 pub use leasehold_protocol::event::{EndReason, EventKind};
-pub use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, NodeId, Revision, ShardId, Token};
+pub use leasehold_protocol::ids::{
+    ClusterId, DiskId, LeaseId, Mode, NodeId, Revision, ShardId, Token,
+};
+pub use leasehold_protocol::member::{
+    MemberChange, MemberInfo, MemberOperation, MemberPhase, MembersReply, NewMember, ShardProgress,
+    Standing,
+};
+pub use leasehold_protocol::peer::MemberEntry;
 pub use leasehold_protocol::reply::{
     Delay, Holder, KeyInfo, KeysReply, LastEnd, NodeStatus, Role, SessionInfo, SessionsReply,
     ShardStatus, StatusReply, Waiter,

@@ -136,7 +136,7 @@ mod tests {
 
     fn granted(token: u64) -> EventKind {
         let (key, lease, mode) = (b"e".to_vec(), LeaseId(token), Mode::EXCLUSIVE);
-        EventKind::Granted { key, lease, mode, token: Token(token), slots: Vec::new() }
+        EventKind::Granted { key, lease, mode, token: Token(token), slots: Vec::new(), limit: 0 }
     }
 
     fn ended(token: u64) -> EventKind {

@@ -211,6 +211,9 @@ impl Authority {
             },
             Request::Status(_) => self.status(),
             Request::Transfer(_) => Reply::Transferred,
+            Request::Members(_) | Request::MemberChange(_) | Request::GroupStep(_) => {
+                error(ErrorCode::UNKNOWN_KIND)
+            }
             Request::Ping => Reply::Pong,
             Request::Watch(body) => self.watch(conn, id, body),
             Request::Unwatch(body) => {
