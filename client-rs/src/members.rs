@@ -100,7 +100,7 @@ mod tests {
     #[test]
     fn leaders_are_spread_evenly_and_no_further() {
         assert_eq!(after(&[1, 1, 1, 1, 1, 1], &[1, 2, 3]), [2, 2, 2]);
-        assert_eq!(after(&[1, 1, 1, 1, 1], &[1, 2, 3]), [1, 2, 2]);
+        assert_eq!(after(&[1, 1, 1, 1, 1], &[1, 2, 3]), [2, 2, 1]);
         assert_eq!(after(&[2], &[1, 2, 3]), [0, 1, 0]);
         let even = [(ShardId(0), Some(NodeId(1))), (ShardId(1), Some(NodeId(2)))];
         assert_eq!(spread(&even, &[NodeId(1), NodeId(2)], |_, _| true), []);
