@@ -1,8 +1,8 @@
 //! How keys, leases and nodes look in JSON: the same in every verb.
 
 use leasehold::{
-    Delay, Holder, KeyRead, Leader, Mode, NodeStatus, Place, Role, SessionInfo, ShardId,
-    ShardStatus, Waiter, slots_of,
+    Delay, EndReason, Holder, KeyRead, LastEnd, Leader, Mode, NodeStatus, Place, Role, SessionInfo,
+    ShardId, ShardStatus, Waiter, slots_of,
 };
 use serde_json::{Value, json};
 
@@ -75,6 +75,36 @@ fn waiter(waiter: &Waiter) -> Value {
     object
 }
 
+/// A reason's name, and what to say of a hold that ended so.
+pub(super) const fn reason(reason: &EndReason) -> (&'static str, &'static str) {
+    match reason {
+        EndReason::Released => ("released", "was released"),
+        EndReason::LeaseExpired => ("lease_expired", "was lost: its lease expired"),
+        EndReason::SessionClosed => ("session_closed", "ended with its session"),
+        EndReason::Forced { .. } => ("forced", "was forced"),
+        EndReason::Cancelled => ("cancelled", "was cancelled"),
+        EndReason::TimedOut => ("timed_out", "timed out"),
+        EndReason::Upgraded => ("upgraded", "became exclusive"),
+    }
+}
+
+fn last_end(end: &LastEnd) -> Value {
+    let mut object = json!({
+        "lease": end.lease.0,
+        "label": end.label,
+        "token": end.token.0,
+        "reason": reason(&end.reason).0,
+        "revision": end.revision.0,
+        "at_ms": end.at_ms,
+    });
+    put_mode(&mut object, end.mode);
+    if let EndReason::Forced { who, why } = &end.reason {
+        put_bytes(&mut object, "who", who);
+        put_bytes(&mut object, "why", why);
+    }
+    object
+}
+
 fn delay(delay: &Delay) -> Value {
     let mut object = json!({
         "token": delay.token.0,
@@ -96,6 +126,9 @@ pub(super) fn key(read: &KeyRead) -> Value {
         "waiters_total": read.info.waiters_total,
         "delays": read.info.delays.iter().map(delay).collect::<Vec<_>>(),
     });
+    if let Some(end) = &read.info.last_end {
+        object["last_end"] = last_end(end);
+    }
     if read.info.limit > 0 {
         object["limit"] = read.info.limit.into();
     }
