@@ -178,7 +178,9 @@ impl Work<'_> {
         if !session.confirmed().await {
             return None;
         }
-        holds.iter().for_each(|held| held.known());
+        for held in &holds {
+            held.known();
+        }
         Some(Taken { acquire, holds })
     }
 
@@ -256,7 +258,9 @@ impl Work<'_> {
     async fn give_back(&mut self, session: &Rc<Session>, taken: &Taken) {
         let keys: Vec<_> = taken.holds.iter().map(|held| held.key.clone()).collect();
         let holds = session.holds_of(&keys);
-        holds.iter().for_each(|held| session.give_back(held));
+        for held in &holds {
+            session.give_back(held);
+        }
         if self.me.rng.chance(500) {
             let acquire = taken.acquire;
             let all = |caller| Command::ReleaseAll { caller, acquire };
