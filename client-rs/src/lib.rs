@@ -86,6 +86,7 @@ mod watch;
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
 pub use leasehold_protocol::event::{EndReason, EventKind};
 pub use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, NodeId, Revision, ShardId, Token};
+pub use leasehold_protocol::outcome::{Grant, Outcome};
 pub use leasehold_protocol::reply::{
     Delay, Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
     StatusReply, Waiter,

@@ -102,12 +102,12 @@ impl<E: Env> Shard<E> {
         }
     }
 
-    /// Until nobody watches.
+    /// Until nobody watches, nor reads a state.
     async fn follow_freshness(&self) {
         let (mut tick, mut fresh_at) = (0, self.clock.now());
         // A revision that was the present one, and when it was asked for.
         let mut awaited: Option<(Revision, MonoTime)> = None;
-        while !self.hub.borrow().is_empty() {
+        while !self.hub.borrow().is_quiet() {
             let asked = self.clock.now();
             if let Ok(present) = self.present_revision().await
                 && awaited.is_none()

@@ -11,6 +11,7 @@
 //! {"id":4,"op":"renew","key":"k"}
 //! {"id":5,"op":"remaining","key":"k"}
 //! {"id":6,"op":"cancel","target":1}
+//! {"id":11,"op":"watch","key":"k","from":"now"}
 //! ```
 //!
 //! `wait_ms` 0 does not wait; without it the wait has no limit. `value` is optional. With `ttl_ms`
@@ -33,6 +34,18 @@
 //! {"event":"at_risk","key":"k","token":7,"cause":"no_quorum","remaining_ms":4000}
 //! {"event":"held","key":"k","token":7,"remaining_ms":9900}
 //! {"event":"lost","key":"k","token":7,"cause":"expired"}
+//! ```
+//!
+//! `watch` watches a `key`, all keys with a `prefix`, or, without both, everything; `from` is `now`,
+//! `state`, or the `cursor` of a former line. It stays open until `cancel` or until it is cut off,
+//! and its reply is an error then. What it tells has its id as `watch`:
+//!
+//! ```text
+//! {"event":"change","watch":11,"shard":0,"revision":8,"events":[{"kind":"granted",…}],"cursor":"…"}
+//! {"event":"state","watch":11,"shard":0,"revision":8,"first":true,"last":true,"keys":[…],"cursor":"…"}
+//! {"event":"progress","watch":11,"shard":0,"revision":9,"cursor":"…"}
+//! {"event":"no_quorum","watch":11}
+//! {"event":"quorum","watch":11}
 //! ```
 //!
 //! `lost` comes once for a hold. At the end of input everything is given back, the session is

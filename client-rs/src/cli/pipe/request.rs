@@ -124,6 +124,15 @@ pub(super) struct Get {
     pub(super) key: String,
 }
 
+/// `watch`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Watch {
+    pub(super) key: Option<String>,
+    pub(super) prefix: Option<String>,
+    pub(super) from: Option<String>,
+}
+
 /// `cancel`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -141,6 +150,7 @@ pub(super) enum Op {
     SetValue(SetValue),
     Leader(Leader),
     Get(Get),
+    Watch(Watch),
     Cancel(Cancel),
 }
 
@@ -186,6 +196,13 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
         "leader" => Op::Leader(read(fields)?),
         "set_value" => Op::SetValue(read(fields)?),
         "get" => Op::Get(read(fields)?),
+        "watch" => {
+            let watch: Watch = read(fields)?;
+            if watch.key.is_some() && watch.prefix.is_some() {
+                return Err("\"key\" and \"prefix\" exclude each other".to_owned());
+            }
+            Op::Watch(watch)
+        }
         "cancel" => Op::Cancel(read(fields)?),
         other => return Err(format!("unknown op {other:?}")),
     })

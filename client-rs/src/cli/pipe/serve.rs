@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leasehold::{ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session};
+use leasehold::{
+    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session, WatchTarget,
+};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
 use tokio::sync::mpsc;
@@ -11,7 +13,8 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use super::super::exit::{CliError, failure_json};
 use super::super::json;
-use super::request::{Acquire, HoldMode, Misread, OfHold, Op, SetMode, SetValue, parse};
+use super::super::watch::place;
+use super::request::{Acquire, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse};
 
 /// Longest line of input, in bytes.
 const LINE_LEN_MAX: u64 = 64 * 1024;
@@ -191,8 +194,38 @@ impl Pipe {
                     }
                 });
             }
+            Op::Watch(request) => self.watch(id, request),
             Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
         }
+    }
+
+    /// Open until it is cancelled or cut off; what it tells is news.
+    fn watch(&mut self, id: Value, request: Watch) {
+        let target = match (request.key, request.prefix) {
+            (Some(key), _) => WatchTarget::key(key),
+            (None, prefix) => WatchTarget::prefix(prefix.unwrap_or_default()),
+        };
+        let from = place(request.from.as_deref().unwrap_or("now"));
+        let (client, out, name) = (self.client.clone(), self.out.clone(), id.clone());
+        self.spawn(id, true, async move {
+            let begun = from.and_then(|from| client.watch(&target, &from));
+            let mut watch = match begun {
+                Ok(watch) => watch,
+                Err(error) => return Done::Reply(failure_json(error.failure())),
+            };
+            loop {
+                let item = match watch.next().await {
+                    Ok(item) => item,
+                    Err(error) => return Done::Reply(failure_json(error.failure())),
+                };
+                let mut line = json::watch_item(&item, watch.cursor().as_ref());
+                line["watch"] = name.clone();
+                // Nobody listens any more: the loop ends by that, too.
+                if out.send(line).await.is_err() {
+                    return Done::Reply(json!({}));
+                }
+            }
+        });
     }
 
     fn spawn(
