@@ -9,7 +9,7 @@ use leasehold_protocol::ids::{LeaseId, NodeId, Secret, ShardId, Token};
 use leasehold_protocol::limits::PAGE_LEN_MAX;
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{
-    KeyInfo, KeysReply, OutcomeReply, Reply, SessionInfo, SessionsReply, StatusReply,
+    Claimed, KeyInfo, KeysReply, OutcomeReply, Reply, SessionInfo, SessionsReply, StatusReply,
 };
 use leasehold_protocol::request::{
     CommandRequest, Freshness, GetRequest, ListRequest, Request, SessionsRequest, StatusRequest,
@@ -19,7 +19,7 @@ use leasehold_protocol::shard::{check_key, check_key_bound, check_label, check_r
 
 use crate::clock::BootTime;
 use crate::config::Config;
-use crate::core::{CallId, CallRequest, Timing, check_limit};
+use crate::core::{CallId, CallRequest, Core, OpId, Timing, check_limit};
 use crate::election::Election;
 use crate::error::{CallError, ConfigError, ConnectError, Failure, SessionError};
 use crate::io::shared::Shared;
@@ -407,8 +407,23 @@ impl ClientInner {
 
     async fn call(&self, shard: Option<ShardId>, request: Request) -> Result<Reply, Failure> {
         let timeout = self.config.call_timeout;
+        self.answer(|core, now| core.call(now, CallRequest { shard, request, timeout })).await
+    }
+
+    /// What the cluster says of an acquire: its place in the queue, or its hold.
+    pub(crate) async fn claim(&self, op: OpId) -> Result<Claimed, Failure> {
+        match self.answer(|core, now| core.claim(now, op)).await? {
+            Reply::Claim(reply) => Ok(reply.claim),
+            _ => Err(misfit()),
+        }
+    }
+
+    async fn answer(
+        &self,
+        start: impl FnOnce(&mut Core, BootTime) -> Result<CallId, Failure>,
+    ) -> Result<Reply, Failure> {
         let (call, answer) = self.shared.enter(|inner, now| {
-            let call = inner.core.call(now, CallRequest { shard, request, timeout });
+            let call = start(&mut inner.core, now);
             inner.await_call(call)
         })?;
         let interest = Interest { shared: &self.shared, call };

@@ -4,13 +4,15 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{Mode, Token};
+use leasehold_protocol::reply::Claimed;
 use tokio::sync::watch;
 
 use crate::client::{ClientInner, gone};
 use crate::clock::BootTime;
 use crate::core::{HoldCell, HoldState, LossCause, OpId, Wish};
-use crate::error::{ChangeError, ReleaseError, RenewError};
+use crate::error::{CallError, ChangeError, Failure, ReleaseError, RenewError};
 use crate::io::shared::{Change, Reported};
 use crate::session::SessionInner;
 
@@ -64,6 +66,15 @@ impl Guard {
     /// Exclusive, shared, or so many permits.
     pub fn mode(&self) -> Mode {
         self.watch.cell.mode()
+    }
+
+    /// The slots of a semaphore that this hold's permits took, numbered from 0: what the semaphore
+    /// guards is fenced slot by slot, by the highest token seen of each. Asks the cluster.
+    pub async fn slots(&self) -> Result<Vec<u32>, CallError> {
+        match self.client.claim(self.op).await? {
+            Claimed::Holds(held) => Ok(slots_of(&held.slots)),
+            _ => Err(Failure::new(ErrorCode::NOT_OWNER, "the hold has ended").into()),
+        }
     }
 
     /// Makes an exclusive hold shared: it goes on under its token, and waiting readers are let in.
@@ -173,6 +184,12 @@ impl Drop for Guard {
     }
 }
 
+/// The numbers of the slots that these bytes stand for: bit `i` of them is slot `i`.
+pub fn slots_of(bytes: &[u8]) -> Vec<u32> {
+    let slots = 0..bytes.len() as u32 * 8;
+    slots.filter(|slot| bytes[*slot as usize / 8] >> (slot % 8) & 1 == 1).collect()
+}
+
 /// A view of a hold, without any claim on it.
 #[derive(Clone, Debug)]
 pub struct HoldWatch {
@@ -224,5 +241,16 @@ impl HoldWatch {
             Ok(()) => Some(self.state()),
             Err(_) => self.cell.lost().map(HoldState::Lost),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slots_of;
+
+    #[test]
+    fn slots_are_numbered_from_the_lowest_bit() {
+        assert_eq!(slots_of(&[0b1000_0001, 0b10]), [0, 7, 9]);
+        assert_eq!(slots_of(&[]), [0; 0]);
     }
 }

@@ -102,6 +102,6 @@ pub use crate::error::{
     AcquireError, CallError, ChangeError, CloseError, ConfigError, ConnectError, Error, Failure,
     ReleaseError, RenewError, SessionError,
 };
-pub use crate::guard::{Guard, HoldWatch};
-pub use crate::session::{LockRequest, Session};
+pub use crate::guard::{Guard, HoldWatch, slots_of};
+pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};
 pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};

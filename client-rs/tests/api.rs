@@ -486,3 +486,49 @@ async fn a_candidate_that_withdraws_is_never_elected() {
     leads.resign().await.expect("led");
     assert_eq!(election.leader().await.expect("readable"), None);
 }
+
+#[tokio::test]
+async fn a_waiter_sees_its_place_and_whom_it_waits_for() {
+    let server = TestServer::start();
+    let (_c1, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let (_c3, third) = session(&server).await;
+    let guard = first.lock("k").acquire().await.expect("free");
+    let ahead = second.lock("k").begin().expect("accepted");
+    eventually("it waits", async || server.waiters("k") == 1).await;
+    let behind = third.lock("k").begin().expect("accepted");
+    eventually("so does this", async || server.waiters("k") == 2).await;
+    let ticket = behind.ticket();
+    let place = ticket.place().await.expect("readable").expect("it waits");
+    assert_eq!((place.position, place.waiters_total), (1, 2));
+    assert_eq!(place.holders[0].token, guard.token());
+    drop(ahead);
+    eventually("it left", async || server.waiters("k") == 1).await;
+    assert_eq!(ticket.place().await.expect("readable").expect("it waits").position, 0);
+    guard.release().await.expect("held");
+    let granted = behind.granted().await.expect("free");
+    assert_eq!(ticket.place().await.expect("readable"), None, "it holds");
+    granted.release().await.expect("held");
+    assert_eq!(ticket.place().await.expect("readable"), None, "it is over");
+    let permits = second.lock("s").permits(2, 3).acquire().await.expect("free");
+    let other = third.lock("s").permits(1, 3).acquire().await.expect("free");
+    assert_eq!(permits.slots().await.expect("held"), [0, 1]);
+    assert_eq!(other.slots().await.expect("held"), [2]);
+    let own = first.lock("own").own_lease(TTL).acquire().await.expect("free");
+    assert_eq!(own.slots().await.expect("found under its own lease"), [0; 0]);
+}
+
+#[tokio::test]
+async fn a_request_to_yield_names_the_hold_and_is_shown() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let guard = session.lock("k").acquire().await.expect("free");
+    let within = Duration::from_secs(5);
+    let wrong = client.ask_yield("k", Token(1), "me", "deploy", within).await.expect_err("other");
+    assert_eq!(wrong.failure().code, ErrorCode::NOT_OWNER);
+    client.ask_yield("k", guard.token(), "me", "deploy", within).await.expect("held");
+    let read = client.get("k").await.expect("readable").info;
+    let asked = read.holders[0].asked.as_ref().expect("shown");
+    assert_eq!((asked.who.as_str(), asked.why.as_str(), asked.within_ms), ("me", "deploy", 5_000));
+    assert_eq!(guard.state(), HoldState::Held, "nothing follows by itself");
+}

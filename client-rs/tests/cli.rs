@@ -771,3 +771,71 @@ fn pipe_campaigns_proclaims_and_resigns() {
     assert_eq!(pipe.reply(7)["error"], "value_too_large");
     pipe.end();
 }
+
+#[test]
+fn why_says_in_words_who_holds_and_who_waits() {
+    let server = TestServer::start();
+    let said = text(&run(&server, &["why", "k"]).stdout);
+    assert_eq!(said, "Nobody holds k.\nNobody waits.\n");
+    let mut pipe = Pipe::start(&server, &["--label", "holder"]);
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "k"}));
+    let token = pipe.reply(1)["token"].clone();
+    let mut other = Pipe::start(&server, &["--label", "waiter"]);
+    other.send(&json!({"id": 1, "op": "acquire", "key": "k", "mode": "shared"}));
+    eventually("it waits", || server.waiters("k") == 1);
+    other.send(&json!({"id": 2, "op": "place", "target": 1}));
+    let place = other.reply(2);
+    assert_eq!((&place["ok"], &place["position"]), (&json!(true), &json!(0)));
+    assert_eq!(place["holders"][0]["label"], "holder");
+    other.send(&json!({"id": 3, "op": "yield", "key": "k", "why": "a deploy", "within_ms": 2000}));
+    assert_eq!(other.reply(3)["token"], token);
+    let said = text(&run(&server, &["why", "k"]).stdout);
+    for part in [
+        "holder (lease ",
+        "holds it exclusively",
+        "UTC",
+        "at the earliest",
+        "asked it to give up within 2.0 s: a deploy",
+        "1 wait, in this order: waiter (lease",
+        ", shared)",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    pipe.send(&json!({"id": 4, "op": "why", "key": "k"}));
+    let why = pipe.reply(4);
+    assert!(why["text"].as_str().expect("text").contains("holder (lease "), "{why}");
+    assert_eq!(why["holders"][0]["asked"]["within_ms"], 2000);
+    let output = run(&server, &["yield", "nobody", "--reason", "x"]);
+    assert_eq!(output.status.code(), Some(123), "{output:?}");
+    let output = run(&server, &["yield", "k", "--reason", "y", "--within", "1s", "--json"]);
+    assert_eq!(json(&output)["token"], token);
+    pipe.end();
+    other.end();
+}
+
+#[test]
+fn set_limit_changes_a_semaphore_in_use() {
+    let server = TestServer::start();
+    let output = run(&server, &["set-limit", "s", "3"]);
+    assert_eq!(output.status.code(), Some(123), "{output:?}");
+    assert!(text(&output.stderr).contains("not_in_use"), "{output:?}");
+    let output = run(&server, &["set-limit", "s", "1025"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let mut pipe = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "s", "permits": 2, "limit": 2}));
+    assert_eq!(pipe.reply(1)["ok"], true);
+    let mut other = Pipe::start(&server, &[]);
+    other.send(&json!({"id": 1, "op": "acquire", "key": "s", "permits": 2, "limit": 2}));
+    eventually("it waits", || server.waiters("s") == 1);
+    pipe.send(&json!({"id": 2, "op": "set_limit", "key": "s", "limit": 1}));
+    assert_eq!(pipe.reply(2)["ok"], true);
+    let refused = other.reply(1);
+    assert_eq!(refused["error"], "permits_above_limit");
+    assert!(refused["message"].as_str().expect("text").contains("1 permits"), "{refused}");
+    let output = run(&server, &["set-limit", "s", "4"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    other.send(&json!({"id": 3, "op": "acquire", "key": "s", "permits": 2, "limit": 4}));
+    assert_eq!(other.reply(3)["ok"], true);
+    pipe.end();
+    other.end();
+}

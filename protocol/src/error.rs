@@ -92,6 +92,7 @@ codes! {
     PERMITS_OUT_OF_RANGE = 211, "permits_out_of_range", NotApplied, "A semaphore has 1 to 1024 permits, and an acquire takes 1 to all of them.";
     DELAY_OUT_OF_RANGE = 212, "delay_out_of_range", NotApplied, "A lock-delay is 0 to 60,000 milliseconds.";
     BAD_COMBINATION = 213, "bad_combination", NotApplied, "These options do not go together.";
+    DUPLICATE_KEY = 214, "duplicate_key", NotApplied, "The request names a key twice.";
     CURSOR_MALFORMED = 230, "cursor_malformed", NotApplied, "The cursor is not one that a watch gave out, or it has no position in the shard.";
     CURSOR_OF_OTHER_CLUSTER = 231, "cursor_of_other_cluster", NotApplied, "The cursor is a position in another cluster.";
     CURSOR_FROM_FUTURE = 232, "cursor_from_future", NotApplied, "The cursor is a position that the shard has not reached.";

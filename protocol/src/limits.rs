@@ -24,6 +24,10 @@ pub const WINDOW: u64 = 3 * 4096;
 pub const OPEN_WAITS_MAX: usize = 4096;
 /// Keys that one lease may hold or wait for, so that all of them fit one `HoldsReply`.
 pub const LEASE_CLAIMS_MAX: usize = 4096;
+/// Keys of one shard whose last hold's end is remembered.
+pub const LAST_ENDS_MAX: usize = 4096;
+/// Keys that one acquire may ask for.
+pub const WANTS_MAX: usize = 64;
 /// Most permits of a semaphore.
 pub const PERMITS_MAX: u32 = 1024;
 /// Most holders that the answer to a `Claim` shows.

@@ -7,6 +7,7 @@ use core::fmt;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::error::ErrorCode;
+use crate::event::EndReason;
 use crate::ids::{
     ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, Revision, ShardId, Token,
 };
@@ -175,6 +176,28 @@ pub struct KeyInfo {
     pub limit: u32,
     /// Its lock-delays, at most `PAGE_LEN_MAX`.
     pub delays: Vec<Delay>,
+    /// How its last hold that ended did, if the shard still knows: it remembers the latest
+    /// `LAST_ENDS_MAX` keys whose holds ended.
+    pub last_end: Option<LastEnd>,
+}
+
+/// How a hold ended.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct LastEnd {
+    /// The lease that held.
+    pub lease: LeaseId,
+    /// The label of the session that acquired.
+    pub label: String,
+    /// The hold's token.
+    pub token: Token,
+    /// Its mode.
+    pub mode: Mode,
+    /// Why it ended; of a forced end, who forced it and why.
+    pub reason: EndReason,
+    /// The revision of the end.
+    pub revision: Revision,
+    /// The proposer's wall time of the end, in Unix milliseconds; for display only.
+    pub at_ms: u64,
 }
 
 /// The answer to a `Get` (one key, also if vacant) and to a `List`.
@@ -241,6 +264,8 @@ pub struct HeldKey {
     pub entries: u32,
     /// Somebody asks for it; `Holder::asked` says who.
     pub asked: bool,
+    /// See `Grant::floor`.
+    pub floor: Token,
 }
 
 /// An acquire that waits.
@@ -265,6 +290,11 @@ pub enum Claimed {
     Waits(Waiting),
     /// It holds. An acquire that re-entered has the number of its own and the hold's token.
     Holds(HeldKey),
+    /// It waits for several keys: each one's queue and holders, in the request's order. Of the
+    /// holders, at most `CLAIM_HOLDERS_MAX` for all keys together, but one for each.
+    WaitsAll(Vec<Waiting>),
+    /// It holds several keys, in the request's order.
+    HoldsAll(Vec<HeldKey>),
 }
 
 /// The answer to a `Claim`.

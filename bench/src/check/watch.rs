@@ -292,6 +292,7 @@ mod tests {
             asked: None,
         };
         let info = |(key, token): &(&str, u64)| KeyInfo {
+            last_end: None,
             key: (*key).to_owned(),
             holders: vec![holder(*token)],
             waiters: Vec::new(),

@@ -2,7 +2,8 @@
 
 use leasehold::{
     Cursor, Delay, EndReason, EventKind, Holder, KeyInfo, KeyRead, Leader, Mode, NodeStatus,
-    Outcome, Role, SessionInfo, ShardId, ShardStatus, Waiter, WatchEvent, WatchItem,
+    Outcome, Place, Role, SessionInfo, ShardId, ShardStatus, Waiter, WatchEvent, WatchItem,
+    slots_of,
 };
 use serde_json::{Value, json};
 
@@ -22,11 +23,6 @@ pub(super) fn put_mode(object: &mut Value, of: Mode) {
     if let Some(count) = of.permit_count() {
         object["permits"] = count.into();
     }
-}
-
-/// The numbers of the slots that these bytes stand for: bit `i` of them is slot `i`.
-fn slots(bytes: &[u8]) -> Vec<usize> {
-    (0..bytes.len() * 8).filter(|slot| bytes[slot / 8] >> (slot % 8) & 1 == 1).collect()
 }
 
 /// Sets `name` to the value as text, or `name_hex` to its bytes if it is not UTF-8.
@@ -60,7 +56,7 @@ fn holder(holder: &Holder) -> Value {
     });
     put_mode(&mut object, holder.mode);
     if holder.mode.permit_count().is_some() {
-        object["slots"] = slots(&holder.slots).into();
+        object["slots"] = slots_of(&holder.slots).into();
     }
     if let Some(asked) = &holder.asked {
         object["asked"] =
@@ -105,6 +101,14 @@ pub(super) fn key(read: &KeyRead) -> Value {
         object["limit"] = read.info.limit.into();
     }
     object
+}
+
+pub(super) fn place(place: &Place) -> Value {
+    json!({
+        "position": place.position,
+        "waiters_total": place.waiters_total,
+        "holders": place.holders.iter().map(holder).collect::<Vec<_>>(),
+    })
 }
 
 pub(super) fn leader(leader: &Leader) -> Value {
@@ -316,12 +320,6 @@ pub(super) const fn event_name(kind: &EventKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn slots_are_numbered_from_the_lowest_bit() {
-        assert_eq!(slots(&[0b1000_0001, 0b10]), [0, 7, 9]);
-        assert_eq!(slots(&[]), [0; 0]);
-    }
 
     #[test]
     fn a_value_that_is_not_text_is_shown_in_hex() {

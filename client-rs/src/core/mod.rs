@@ -43,7 +43,7 @@ use std::time::Duration;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{ClusterId, ShardId};
 use leasehold_protocol::reply::Reply;
-use leasehold_protocol::request::Request;
+use leasehold_protocol::request::{ClaimRequest, Request};
 use leasehold_protocol::shard::shard_of;
 
 use self::acquire::Op;
@@ -312,6 +312,24 @@ impl Core {
         let deadline = self.now.after(call.timeout);
         self.start(Exchange::new(Owner::Call(id), call.shard, route::Lane::Bulk, deadline));
         Ok(id)
+    }
+
+    /// Starts a read of what has become of an acquire; `Event::Answered` follows.
+    pub(crate) fn claim(&mut self, now: BootTime, op: OpId) -> Result<CallId, Failure> {
+        self.tick(now);
+        let claim = self.build_claim(op).ok_or_else(|| {
+            Failure::new(ErrorCode::NOT_QUEUED, "the acquire is over, or was not sent yet")
+        })?;
+        let shard = Some(claim.shard);
+        let (request, timeout) = (Request::Claim(claim), self.timing.call);
+        self.call(now, CallRequest { shard, request, timeout })
+    }
+
+    fn build_claim(&self, op: OpId) -> Option<ClaimRequest> {
+        let op = self.ops.get(&op)?;
+        let lease = self.leases.get(&op.held_by().unwrap_or(op.lease))?;
+        let (number, secret) = (op.number?, lease.secret);
+        Some(ClaimRequest { shard: lease.shard, lease: lease.id?, secret, number, timeout_ms: 0 })
     }
 
     /// Nobody waits for this call any more. Its exchange ends by itself.

@@ -14,8 +14,8 @@ use leasehold_protocol::ids::{
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{
     ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply, KeyInfo, KeysReply,
-    LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply, RenewResult, Reply, Role,
-    ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter, Waiting,
+    LastEnd, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply, RenewResult, Reply,
+    Role, ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter, Waiting,
     YieldRequest,
 };
 use leasehold_protocol::request::{
@@ -150,6 +150,25 @@ fn further_commands() -> Vec<(&'static str, Request)> {
                 delay_ms: 15_000,
             }),
         ),
+        (
+            "acquire-several",
+            command(Command::AcquireAll {
+                caller: caller(),
+                wants: ["jobs/{eu}/1", "jobs/{eu}/2"]
+                    .map(|key| Want {
+                        key: key.as_bytes().to_vec(),
+                        mode: Mode::EXCLUSIVE,
+                        limit: 0,
+                        reentrant: false,
+                    })
+                    .to_vec(),
+                own: None,
+                value: Vec::new(),
+                wait_ms: 10_000,
+                delay_ms: 0,
+            }),
+        ),
+        ("release-all", command(Command::ReleaseAll { caller: caller(), acquire: Number(38) })),
         (
             "set-limit",
             command(Command::SetLimit { key: key.clone(), limit: 7, who: b"operator".to_vec() }),
@@ -399,6 +418,15 @@ fn keys_reply() -> KeysReply {
         waiters_total: 0,
         limit: 0,
         delays: vec![],
+        last_end: Some(LastEnd {
+            lease: LeaseId(9),
+            label: "host-2/17".into(),
+            token: TOKEN,
+            mode: Mode::EXCLUSIVE,
+            reason: EndReason::Forced { who: b"operator".to_vec(), why: b"host-2 hangs".to_vec() },
+            revision: REVISION,
+            at_ms: 1_764_000_000_000,
+        }),
     };
     let held = KeyInfo {
         key: "jobs/nightly".into(),
@@ -407,6 +435,7 @@ fn keys_reply() -> KeysReply {
         waiters_total: 12,
         limit: 5,
         delays: vec![delay.clone(), Delay { remaining_ms: None, ..delay }],
+        last_end: None,
     };
     KeysReply {
         shard: ShardId(3),
@@ -440,6 +469,7 @@ fn holds_reply() -> HoldsReply {
         slots: vec![0b101, 1],
         entries: 1,
         asked: true,
+        floor: TOKEN,
     };
     HoldsReply {
         revision: REVISION,
@@ -503,12 +533,13 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ttl_ms: 15_000,
         version: HoldSetVersion(3),
     };
-    let waits = Claimed::Waits(Waiting {
+    let waiting = || Waiting {
         key: b"jobs/nightly".to_vec(),
         position: 3,
         waiters_total: 12,
         holders: keys_reply().keys.remove(0).holders,
-    });
+    };
+    let waits = Claimed::Waits(waiting());
     let mut all = vec![
         ("server-hello", Reply::Hello(server_hello())),
         (
@@ -524,6 +555,8 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ("claim-waits", claim_reply(waits)),
         ("claim-holds", claim_reply(Claimed::Holds(holds_reply().holds.remove(0)))),
         ("claim-over", claim_reply(Claimed::Over)),
+        ("claim-waits-all", claim_reply(Claimed::WaitsAll(vec![waiting(), waiting()]))),
+        ("claim-holds-all", claim_reply(Claimed::HoldsAll(holds_reply().holds))),
         ("status-reply", Reply::Status(status_reply())),
         ("transferred", Reply::Transferred),
         ("pong", Reply::Pong),

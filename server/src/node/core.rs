@@ -411,7 +411,7 @@ fn figures_of(request: &Request) -> (Counter, Distribution) {
                 (Counter::RequestAcquire, Distribution::TookAcquire)
             }
             Command::Cancel { .. } => (Counter::RequestCancel, Distribution::TookCancel),
-            Command::Release { .. } | Command::ReleaseOwn { .. } => {
+            Command::Release { .. } | Command::ReleaseAll { .. } | Command::ReleaseOwn { .. } => {
                 (Counter::RequestRelease, Distribution::TookRelease)
             }
             Command::Close { .. } => (Counter::RequestClose, Distribution::TookClose),

@@ -16,8 +16,8 @@
 //!
 //! `wait_ms` 0 does not wait; without it the wait has no limit. `value` is optional. With `ttl_ms`
 //! the hold has a lease of its own, which only `renew` renews. `token` is optional; if it is not
-//! the present one, the request is refused with `not_owner`. `cancel` ends the acquire whose id is
-//! `target`, which then fails with `cancelled`.
+//! the present one, the request is refused with `not_owner`. `cancel` ends the acquire (or the
+//! `watch`) whose id is `target`, which then fails with `cancelled`.
 //!
 //! Each request gets one reply with its `id`, as soon as it is decided: a waiting acquire holds
 //! nothing up.

@@ -117,7 +117,7 @@ pub(super) struct OfHold {
     pub(super) token: Option<u64>,
 }
 
-/// `get`.
+/// `get`, `why`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Get {
@@ -133,10 +133,28 @@ pub(super) struct Watch {
     pub(super) from: Option<String>,
 }
 
-/// `cancel`.
+/// `set_limit`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Cancel {
+pub(super) struct SetLimit {
+    pub(super) key: String,
+    pub(super) limit: u32,
+}
+
+/// `yield`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Yield {
+    pub(super) key: String,
+    pub(super) token: Option<u64>,
+    pub(super) why: String,
+    pub(super) within_ms: u64,
+}
+
+/// `cancel`, `place`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfAcquire {
     pub(super) target: Value,
 }
 
@@ -151,7 +169,11 @@ pub(super) enum Op {
     Leader(Leader),
     Get(Get),
     Watch(Watch),
-    Cancel(Cancel),
+    Why(Get),
+    SetLimit(SetLimit),
+    Yield(Yield),
+    Place(OfAcquire),
+    Cancel(OfAcquire),
 }
 
 /// A line that was not understood: the id, if it had one, and why.
@@ -203,6 +225,10 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
             }
             Op::Watch(watch)
         }
+        "why" => Op::Why(read(fields)?),
+        "set_limit" => Op::SetLimit(read(fields)?),
+        "yield" => Op::Yield(read(fields)?),
+        "place" => Op::Place(read(fields)?),
         "cancel" => Op::Cancel(read(fields)?),
         other => return Err(format!("unknown op {other:?}")),
     })
@@ -234,7 +260,7 @@ mod tests {
         };
         assert_eq!(parse(line), Ok((json!(1), Op::Acquire(acquire))));
         let line = br#"{"op":"cancel","target":1,"id":"x"}"#;
-        assert_eq!(parse(line), Ok((json!("x"), Op::Cancel(Cancel { target: json!(1) }))));
+        assert_eq!(parse(line), Ok((json!("x"), Op::Cancel(OfAcquire { target: json!(1) }))));
     }
 
     #[test]

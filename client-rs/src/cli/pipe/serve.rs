@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold::{
-    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session, WatchTarget,
+    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session, Ticket, Token,
+    WatchTarget,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
@@ -12,8 +13,10 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::super::exit::{CliError, failure_json};
-use super::super::json;
+use super::super::force_release::present_token;
+use super::super::options::label;
 use super::super::watch::place;
+use super::super::{json, why};
 use super::request::{Acquire, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse};
 
 /// Longest line of input, in bytes.
@@ -31,8 +34,18 @@ enum Done {
 
 type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
 
+/// What an open request is, as far as others may refer to it.
+enum Kind {
+    /// It ends by itself.
+    Plain,
+    /// It waits in a queue.
+    Acquire(Ticket),
+    /// It tells until it is cancelled.
+    Watch,
+}
+
 /// Requests that are open, by their id's text.
-type Open = BTreeMap<String, (Value, AbortHandle, bool)>;
+type Open = BTreeMap<String, (Value, AbortHandle, Kind)>;
 
 struct Pipe {
     client: Client,
@@ -168,7 +181,7 @@ impl Pipe {
             return self.refuse(&id, &Failure::new(ErrorCode::BUSY, text)).await;
         }
         match op {
-            Op::Acquire(acquire) => self.acquire(id, acquire),
+            Op::Acquire(acquire) => self.acquire(id, acquire).await,
             Op::Release(hold) => self.release(id, &hold).await,
             Op::Renew(hold) => self.renew(id, &hold).await,
             Op::Remaining(hold) => self.remaining(&id, &hold).await,
@@ -176,7 +189,7 @@ impl Pipe {
             Op::SetValue(value) => self.set_value(id, value).await,
             Op::Leader(leader) => {
                 let election = self.client.election(leader.name);
-                self.spawn(id, false, async move {
+                self.spawn(id, None, async move {
                     match election.leader().await {
                         Ok(leader) => Done::Reply(
                             json!({ "ok": true, "leader": leader.as_ref().map(json::leader) }),
@@ -187,7 +200,7 @@ impl Pipe {
             }
             Op::Get(get) => {
                 let client = self.client.clone();
-                self.spawn(id, false, async move {
+                self.spawn(id, None, async move {
                     match client.get(get.key).await {
                         Ok(read) => Done::Reply(json::key(&read)),
                         Err(error) => Done::Reply(failure_json(error.failure())),
@@ -196,6 +209,30 @@ impl Pipe {
             }
             Op::Watch(request) => self.watch(id, request),
             Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
+            Op::Place(place) => self.place(id, &place.target).await,
+            Op::Why(of) => {
+                let client = self.client.clone();
+                self.operate(id, async move { Ok(why::object(&client.get(of.key).await?)) });
+            }
+            Op::Yield(ask) => {
+                let client = self.client.clone();
+                self.operate(id, async move {
+                    let token = match ask.token {
+                        Some(token) => Token(token),
+                        None => present_token(&client.get(ask.key.clone()).await?, "\"token\"")?,
+                    };
+                    let within = Duration::from_millis(ask.within_ms);
+                    client.ask_yield(ask.key, token, &label(), &ask.why, within).await?;
+                    Ok(json!({ "ok": true, "token": token.0 }))
+                });
+            }
+            Op::SetLimit(set) => {
+                let client = self.client.clone();
+                self.operate(id, async move {
+                    client.set_limit(set.key, set.limit, &label()).await?;
+                    Ok(json!({ "ok": true }))
+                });
+            }
         }
     }
 
@@ -207,7 +244,7 @@ impl Pipe {
         };
         let from = place(request.from.as_deref().unwrap_or("now"));
         let (client, out, name) = (self.client.clone(), self.out.clone(), id.clone());
-        self.spawn(id, true, async move {
+        self.spawn_as(id, Kind::Watch, async move {
             let begun = from.and_then(|from| client.watch(&target, &from));
             let mut watch = match begun {
                 Ok(watch) => watch,
@@ -231,16 +268,25 @@ impl Pipe {
     fn spawn(
         &mut self,
         id: Value,
-        is_acquire: bool,
+        ticket: Option<Ticket>,
+        work: impl Future<Output = Done> + Send + 'static,
+    ) {
+        self.spawn_as(id, ticket.map_or(Kind::Plain, Kind::Acquire), work);
+    }
+
+    fn spawn_as(
+        &mut self,
+        id: Value,
+        kind: Kind,
         work: impl Future<Output = Done> + Send + 'static,
     ) {
         let name = id.to_string();
         let tag = name.clone();
         let handle = self.tasks.spawn(async move { (tag, work.await) });
-        self.open.insert(name, (id, handle, is_acquire));
+        self.open.insert(name, (id, handle, kind));
     }
 
-    fn acquire(&mut self, id: Value, acquire: Acquire) {
+    async fn acquire(&mut self, id: Value, acquire: Acquire) {
         let mut request = self.session.lock(acquire.key);
         if let Some(wait_ms) = acquire.wait_ms {
             request = request.wait(Duration::from_millis(wait_ms));
@@ -263,15 +309,18 @@ impl Pipe {
         if let Some(delay_ms) = acquire.lock_delay_ms {
             request = request.lock_delay(Duration::from_millis(delay_ms));
         }
-        self.spawn(id, true, async move {
-            match request.acquire().await {
+        let acquiring = match request.begin() {
+            Ok(acquiring) => acquiring,
+            Err(error) => return self.refuse(&id, error.failure()).await,
+        };
+        self.spawn(id, Some(acquiring.ticket()), async move {
+            match acquiring.granted().await {
                 Ok(guard) => Done::Granted(guard),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
     }
 
-    /// The hold that a request means.
     fn hold(&self, of: &OfHold) -> Result<&Guard, Failure> {
         let present = self.holds.get(&of.key).and_then(|entries| entries.last());
         let meant = present.filter(|guard| of.token.is_none_or(|token| token == guard.token().0));
@@ -290,7 +339,7 @@ impl Pipe {
         if entries.is_empty() {
             self.holds.remove(&of.key);
         }
-        self.spawn(id, false, async move {
+        self.spawn(id, None, async move {
             let token = guard.token().0;
             match guard.release().await {
                 Ok(()) => Done::Reply(json!({ "ok": true, "token": token })),
@@ -304,7 +353,7 @@ impl Pipe {
             Ok(guard) => guard.renew(),
             Err(failure) => return self.refuse(&id, &failure).await,
         };
-        self.spawn(id, false, async move {
+        self.spawn(id, None, async move {
             match renewal.await {
                 Ok(left) => {
                     Done::Reply(json!({ "ok": true, "remaining_ms": left.as_millis() as u64 }))
@@ -328,7 +377,7 @@ impl Pipe {
                 Box::pin(async move { upgraded.await.map(drop) })
             }
         };
-        self.spawn(id, false, async move {
+        self.spawn(id, None, async move {
             match changed.await {
                 Ok(()) => {
                     let mut reply = json!({ "ok": true, "token": watch.token().0 });
@@ -346,7 +395,7 @@ impl Pipe {
             Ok(guard) => guard.set_value(to.value),
             Err(failure) => return self.refuse(&id, &failure).await,
         };
-        self.spawn(id, false, async move {
+        self.spawn(id, None, async move {
             match changed.await {
                 Ok(()) => Done::Reply(json!({ "ok": true })),
                 Err(error) => Done::Reply(failure_json(error.failure())),
@@ -374,11 +423,37 @@ impl Pipe {
         }
     }
 
+    /// Tells where an acquire waits.
+    async fn place(&mut self, id: Value, target: &Value) {
+        let Some((_, _, Kind::Acquire(ticket))) = self.open.get(&target.to_string()) else {
+            return self.refuse(&id, &Failure::of(ErrorCode::NOT_QUEUED)).await;
+        };
+        let ticket = ticket.clone();
+        self.spawn(id, None, async move {
+            match ticket.place().await {
+                Ok(Some(place)) => Done::Reply(json::place(&place)),
+                Ok(None) => Done::Reply(failure_json(&Failure::of(ErrorCode::NOT_QUEUED))),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    /// Runs an operator's request.
+    fn operate(
+        &mut self,
+        id: Value,
+        work: impl Future<Output = Result<Value, CliError>> + Send + 'static,
+    ) {
+        self.spawn(id, None, async move {
+            Done::Reply(work.await.unwrap_or_else(|error| error.to_json()))
+        });
+    }
+
     /// Ends the wait of an acquire: its future is dropped, and the library cancels it.
     async fn cancel(&mut self, id: &Value, target: &Value) {
         let name = target.to_string();
         match self.open.get(&name) {
-            Some((_, handle, true)) if !handle.is_finished() => {
+            Some((_, handle, Kind::Acquire(_) | Kind::Watch)) if !handle.is_finished() => {
                 handle.abort();
                 let (target, ..) = self.open.remove(&name).expect("just looked up");
                 self.refuse(&target, &Failure::of(ErrorCode::CANCELLED)).await;

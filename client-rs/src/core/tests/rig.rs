@@ -359,6 +359,7 @@ impl Rig {
             slots: Vec::new(),
             entries: 1,
             asked: false,
+            floor: Token(token),
         };
         let reply = HoldsReply {
             revision: Revision(1),

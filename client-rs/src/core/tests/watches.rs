@@ -49,6 +49,7 @@ fn page(revision: u64, first: bool, keys: &[&str], more: bool) -> Reply {
         waiters_total: 0,
         limit: 0,
         delays: vec![],
+        last_end: None,
     };
     let keys = keys.iter().map(info).collect();
     Reply::WatchState(WatchState { shard: SHARD, revision: Revision(revision), first, keys, more })
