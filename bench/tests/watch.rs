@@ -125,6 +125,41 @@ fn a_key_is_watched_from_now_on() {
     });
 }
 
+/// Recipe B75: who comes late sees the present leader, and hears when there is none.
+#[test]
+fn a_late_observer_sees_who_leads_and_hears_when_nobody_does() {
+    run(async {
+        let cluster = Cluster::start(Spec { nodes: 1, ..Spec::default() }).expect("a node");
+        let client = client(&cluster).await;
+        let session = |label: &str| {
+            client.labelled_session(Duration::from_secs(10), label).expect("a session")
+        };
+        let (first, second) = (session("first"), session("second"));
+        let leads = first.lock("election").value("one").acquire().await.expect("elected");
+        let next = tokio::spawn({
+            let second = second.clone();
+            async move { second.lock("election").value("two").acquire().await.expect("elected") }
+        });
+        let waits = async {
+            while client.get("election").await.expect("a read").info.waiters.is_empty() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, waits).await.expect("it waits");
+        leads.release().await.expect("resigned");
+        let next = next.await.expect("no panic");
+        let mut watch =
+            client.watch(&WatchTarget::key("election"), &WatchFrom::State).expect("it begins");
+        let mut items = Vec::new();
+        until(&mut watch, &mut items, |item| matches!(item, WatchItem::State { .. })).await;
+        let Some(WatchItem::State { keys, .. }) = items.first() else { panic!("{items:?}") };
+        let [holder] = &keys[0].holders[..] else { panic!("{keys:?}") };
+        assert_eq!((holder.token, holder.value.as_slice()), (next.token(), &b"two"[..]));
+        next.release().await.expect("resigned");
+        until(&mut watch, &mut items, |item| has_event(item, "Vacant")).await;
+    });
+}
+
 /// Watchers of the library, each with a client of its own, on a thread beside the test.
 struct Watchers {
     stop: Arc<AtomicBool>,
@@ -496,10 +531,104 @@ fn watches_end_with_their_connection_and_bad_cursors_are_refused() {
         let reply = connect().call(&watch_from(from.clone()), PATIENCE).expect("answered");
         assert_eq!(refusal(&reply), Some(code), "{from:?}: {reply:?}");
     }
+    let list = Request::List(leasehold_protocol::request::ListRequest {
+        shard: SHARD,
+        prefix: b"jobs/".to_vec(),
+        after: b"other/key".to_vec(),
+        limit: 10,
+        freshness: leasehold::Freshness::Linearizable,
+        timeout_ms: 5_000,
+    });
+    let reply = connect().call(&list, PATIENCE).expect("answered");
+    assert_eq!(refusal(&reply), Some(ErrorCode::PAGE_OF_OTHER_QUERY), "{reply:?}");
     drop(wire);
     let deadline = Deadline::after(PATIENCE);
     while cluster.metric(1, "leasehold_watches", "").expect("a page") > 0.0 {
         assert!(!deadline.passed(), "watches are left behind");
         std::thread::sleep(process::POLL);
     }
+}
+
+/// The lines of a program's output, which is ended with it.
+struct Lines {
+    child: std::process::Child,
+    out: std::io::BufReader<std::process::ChildStdout>,
+}
+
+impl Lines {
+    fn start(cluster: &Cluster, arguments: &[&str]) -> Self {
+        let mut child = std::process::Command::new(process::binary("leasehold").expect("built"))
+            .env("LEASEHOLD_ENDPOINTS", cluster.endpoint_list())
+            .args(arguments)
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let out = std::io::BufReader::new(child.stdout.take().expect("piped"));
+        Self { child, out }
+    }
+
+    fn say(&mut self, line: &str) {
+        use std::io::Write as _;
+        let input = self.child.stdin.as_mut().expect("piped");
+        writeln!(input, "{line}").expect("it listens");
+    }
+
+    /// The next line in which all of `words` are; `None` at the end.
+    fn find(&mut self, words: &[&str]) -> Option<String> {
+        use std::io::BufRead as _;
+        loop {
+            let mut line = String::new();
+            if self.out.read_line(&mut line).expect("it speaks") == 0 {
+                return None;
+            }
+            if words.iter().all(|word| line.contains(word)) {
+                return Some(line);
+            }
+        }
+    }
+}
+
+impl Drop for Lines {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn the_command_line_and_the_pipe_watch() {
+    let _alone = process::alone();
+    let spec = Spec { nodes: 1, shards: 2, ..Spec::default() };
+    let cluster = Cluster::start(spec).expect("a node");
+    let mut pipe = Lines::start(&cluster, &["pipe", "--label", "worker-3"]);
+    let mut watch = Lines::start(&cluster, &["watch", "jobs/", "--prefix", "--json"]);
+    for shard in 0..2 {
+        watch.find(&["progress", &format!("\"shard\":{shard}")]).expect("it begins");
+    }
+    pipe.say(r#"{"id":1,"op":"watch","key":"jobs/a","from":"state"}"#);
+    let state = pipe.find(&["\"state\"", "\"watch\":1"]).expect("it begins");
+    assert!(state.contains("\"keys\":[]") && state.contains("\"last\":true"), "{state}");
+    pipe.say(r#"{"id":2,"op":"acquire","key":"jobs/a","value":"here"}"#);
+    let change = pipe.find(&["\"granted\"", "\"watch\":1"]).expect("told");
+    assert!(change.contains("\"value\":\"here\"") && change.contains("worker-3"), "{change}");
+    let seen = watch.find(&["\"granted\""]).expect("told");
+    let seen: serde_json::Value = serde_json::from_str(&seen).expect("JSON");
+    let cursor = seen["cursor"].as_str().expect("a cursor").to_owned();
+    pipe.say(r#"{"id":3,"op":"release","key":"jobs/a"}"#);
+    let ended = watch.find(&["\"ended\""]).expect("told");
+    assert!(ended.contains("\"reason\":\"released\""), "{ended}");
+    pipe.say(r#"{"id":4,"op":"cancel","target":1}"#);
+    pipe.find(&["\"id\":1", "cancelled"]).expect("ended");
+
+    // From where it was, in another process: that change again, and no other.
+    let again = ["watch", "jobs/", "--prefix", "--json", "--from", &cursor, "--limit", "1"];
+    let mut second = Lines::start(&cluster, &again);
+    let told = second.find(&["\"change\""]).expect("told");
+    assert_eq!(told, ended);
+    assert!(second.find(&["change"]).is_none(), "it ends by itself");
+    let mut refused = Lines::start(&cluster, &["watch", "--from", "00ff"]);
+    assert!(refused.find(&["change"]).is_none());
+    assert_eq!(refused.child.wait().expect("over").code(), Some(2));
 }

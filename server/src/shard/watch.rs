@@ -118,7 +118,9 @@ impl<E: Env> Shard<E> {
             if let Some((present, asked)) = awaited
                 && self.hub.borrow().head() >= present
             {
-                (fresh_at, awaited, known) = (asked, None, true);
+                // Where it is now counts only if it got there soon.
+                known = self.clock.now().since(asked) <= BEHIND_MAX;
+                (fresh_at, awaited) = (fresh_at.max(asked), None);
             }
             if known {
                 self.hub.borrow_mut().set_quorum(true);
