@@ -71,8 +71,16 @@ impl Guard {
     /// The slots of a semaphore that this hold's permits took, numbered from 0: what the semaphore
     /// guards is fenced slot by slot, by the highest token seen of each. Asks the cluster.
     pub async fn slots(&self) -> Result<Vec<u32>, CallError> {
+        Ok(self.all_slots().await?.remove(0))
+    }
+
+    /// The slots of each of several keys that were granted at once.
+    pub(crate) async fn all_slots(&self) -> Result<Vec<Vec<u32>>, CallError> {
         match self.client.claim(self.op).await? {
-            Claimed::Holds(held) => Ok(slots_of(&held.slots)),
+            Claimed::Holds(held) => Ok(vec![slots_of(&held.slots)]),
+            Claimed::HoldsAll(all) if !all.is_empty() => {
+                Ok(all.iter().map(|held| slots_of(&held.slots)).collect())
+            }
             _ => Err(Failure::new(ErrorCode::NOT_OWNER, "the hold has ended").into()),
         }
     }

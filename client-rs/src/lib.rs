@@ -80,13 +80,22 @@ mod election;
 mod error;
 mod guard;
 mod io;
+mod members;
 mod session;
+mod several;
 mod watch;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
 pub use leasehold_protocol::event::{EndReason, EventKind};
-pub use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, NodeId, Revision, ShardId, Token};
+pub use leasehold_protocol::ids::{
+    ClusterId, DiskId, LeaseId, Mode, NodeId, Revision, ShardId, Token,
+};
+pub use leasehold_protocol::member::{
+    MemberChange, MemberInfo, MemberOperation, MemberPhase, MembersReply, NewMember, ShardProgress,
+    Standing,
+};
 pub use leasehold_protocol::outcome::{Grant, Outcome};
+pub use leasehold_protocol::peer::MemberEntry;
 pub use leasehold_protocol::reply::{
     Delay, Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
     StatusReply, Waiter,
@@ -104,4 +113,5 @@ pub use crate::error::{
 };
 pub use crate::guard::{Guard, HoldWatch, slots_of};
 pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};
+pub use crate::several::{AcquiringAll, LockAllRequest, LockEachRequest, MultiGuard};
 pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};

@@ -839,3 +839,39 @@ fn set_limit_changes_a_semaphore_in_use() {
     pipe.end();
     other.end();
 }
+
+#[test]
+fn lock_and_pipe_take_several_keys_at_once() {
+    let server = TestServer::start();
+    let script = "echo $LEASEHOLD_KEY $LEASEHOLD_TOKEN $LEASEHOLD_TOKENS";
+    let output =
+        run(&server, &["lock", "a", "--also", "b", "--also", "c", "--", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(text(&output.stdout), "a 1001 1001 1002 1003\n");
+    let mut pipe = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "acquire_all", "keys": ["a", "b"], "wait_ms": 0}));
+    let granted = pipe.reply(1);
+    let (first, second) = (granted["holds"][0].clone(), granted["holds"][1].clone());
+    assert_eq!((&first["key"], &first["token"]), (&json!("a"), &granted["token"]));
+    assert_eq!(second["key"], "b");
+    assert_eq!(server.tokens("b"), [second["token"].as_u64().expect("a number")]);
+    let output = run(&server, &["lock", "c", "--also", "b", "--try", "--", "true"]);
+    assert_eq!(output.status.code(), Some(120), "{output:?}");
+    assert!(server.tokens("c").is_empty());
+    let mut other = Pipe::start(&server, &[]);
+    other.send(&json!({"id": 1, "op": "acquire_all", "keys": ["c", "b"]}));
+    eventually("it waits", || server.waiters("c") == 1);
+    other.send(&json!({"id": 2, "op": "place", "target": 1}));
+    assert_eq!(other.reply(2)["position"], 0);
+    pipe.send(&json!({"id": 2, "op": "release_all", "token": granted["token"]}));
+    assert_eq!(pipe.reply(2)["ok"], true);
+    let next = other.reply(1);
+    assert_eq!(next["holds"].as_array().expect("a list").len(), 2);
+    pipe.send(&json!({"id": 3, "op": "release_all", "token": granted["token"]}));
+    assert_eq!(pipe.reply(3)["error"], "not_owner");
+    pipe.send(&json!({"id": 4, "op": "acquire_all", "keys": ["x", "x"]}));
+    assert_eq!(pipe.reply(4)["error"], "duplicate_key");
+    pipe.end();
+    other.end();
+    assert!(server.tokens("c").is_empty(), "the session was closed");
+}

@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::ids::{LeaseId, Mode, Number, Secret, Token};
+use crate::member::MemberCommand;
 
 /// Who sends a command and how its retry is recognised (DESIGN §4, G5).
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -244,4 +245,6 @@ pub enum Command {
         /// The acquire's number.
         acquire: Number,
     },
+    /// Changes the member table, in shard 0, or fences a shard (`Fence`). From leaders only.
+    Member(MemberCommand),
 }

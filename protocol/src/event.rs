@@ -72,6 +72,8 @@ pub enum EventKind {
         /// The slots that its permits took: bit `i` of the bytes, lowest first, is slot `i`. Empty
         /// for other modes.
         slots: Vec<u8>,
+        /// How many permits the semaphore has; 0 for a lock.
+        limit: u32,
     },
     /// An acquire entered the queue. One of several keys has such an event for each.
     Queued {
@@ -83,6 +85,8 @@ pub enum EventKind {
         number: Number,
         /// Its wait limit, in milliseconds.
         wait_ms: u32,
+        /// What it waits for.
+        mode: Mode,
     },
     /// A wait ended; `outcome` is what its client must hear. One for several keys has such an event
     /// for each, with the same outcome.

@@ -152,6 +152,7 @@ fn command_index(command: &Command) -> usize {
         Command::SetValue { .. } => 15,
         Command::AskYield { .. } => 16,
         Command::ReleaseAll { .. } => 17,
+        Command::Member(_) => 18,
     }
 }
 
@@ -168,6 +169,7 @@ const fn outcome_index(outcome: &Outcome) -> usize {
         Outcome::Begun { .. } => 8,
         Outcome::Refused { .. } => 9,
         Outcome::Changed { .. } => 10,
+        Outcome::Members { .. } => 11,
     }
 }
 
@@ -191,7 +193,7 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(commands, (0..=17).collect());
+    assert_eq!(commands, (0..=18).collect());
     let outcomes: BTreeSet<usize> = replies()
         .iter()
         .filter_map(|(_, reply)| match reply {
@@ -199,5 +201,5 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(outcomes, (0..=10).collect());
+    assert_eq!(outcomes, (0..=11).collect());
 }

@@ -47,6 +47,7 @@ exits! {
     Internal = 11, "internal", "A fault of the server.";
     ForcedStop = 12, "forced_stop", "A second signal came before the orderly stop was finished.";
     ChildFailed = 13, "child_failed", "`leaseholdd dev`: a node of the local cluster could not start.";
+    NodeRemoved = 14, "node_removed", "The node was removed from its cluster; its data directory is of no use any more.";
 }
 
 impl Exit {

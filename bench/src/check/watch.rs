@@ -246,6 +246,7 @@ mod tests {
 
     fn granted(revision: u64, key: &str, token: u64) -> WatchEvent {
         let kind = EventKind::Granted {
+            limit: 0,
             key: key.as_bytes().to_vec(),
             lease: leasehold::LeaseId(1),
             mode: leasehold_protocol::ids::Mode::EXCLUSIVE,

@@ -8,6 +8,7 @@ mod get;
 mod json;
 mod lock;
 mod ls;
+mod member;
 mod options;
 mod ping;
 mod pipe;
@@ -64,6 +65,10 @@ enum Verb {
     Status,
     /// Moves the leadership of a shard
     TransferLeader(transfer_leader::Args),
+    /// Shows and changes the cluster's members
+    Member(member::Args),
+    /// Spreads the leaders of the shards evenly over the nodes
+    SpreadLeaders,
     /// Asks for a sign of life
     Ping(ping::Args),
     /// Serves one session over standard input and output, a JSON object a line
@@ -105,6 +110,8 @@ fn run(args: Args) -> Result<ExitCode, CliError> {
         Verb::SetLimit(args) => shared(set_limit::run(&options, args)),
         Verb::Status => shared(status::run(&options)),
         Verb::TransferLeader(args) => shared(transfer_leader::run(&options, args)),
+        Verb::Member(args) => shared(member::run(&options, args)),
+        Verb::SpreadLeaders => shared(member::spread_leaders(&options)),
         Verb::Ping(args) => shared(ping::run(&options, args)),
         Verb::Pipe(args) => shared(pipe::run(&options, args)),
     }

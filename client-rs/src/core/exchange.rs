@@ -551,6 +551,9 @@ fn with_timeout(request: &Request, timeout_ms: u32) -> Request {
         Request::Claim(body) => body.timeout_ms = timeout_ms,
         Request::Status(body) => body.timeout_ms = timeout_ms,
         Request::Transfer(body) => body.timeout_ms = timeout_ms,
+        Request::Members(body) => body.timeout_ms = timeout_ms,
+        Request::MemberChange(body) => body.timeout_ms = timeout_ms,
+        Request::GroupStep(body) => body.timeout_ms = timeout_ms,
         Request::Hello(_) | Request::Ping | Request::Watch(_) | Request::Unwatch(_) => {}
     }
     request

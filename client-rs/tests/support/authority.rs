@@ -35,6 +35,8 @@ pub(crate) struct Authority {
     out: Vec<Addressed>,
     /// Hands out the last moment at which each renewal was acknowledged.
     pub(crate) renewals: u64,
+    /// Lock-delays begun.
+    pub(crate) delays: u64,
 }
 
 impl Authority {
@@ -50,6 +52,7 @@ impl Authority {
             waiting: BTreeMap::new(),
             out: Vec::new(),
             renewals: 0,
+            delays: 0,
         };
         authority.apply(&Command::Begin { token_base: Token(1000) }, 0);
         authority
@@ -92,6 +95,7 @@ impl Authority {
             EventKind::DelayBegan { key, token, delay_ms } => {
                 let end = now + u64::from(delay_ms) * NS_PER_MS;
                 self.delay_ends.insert(token, (end, key));
+                self.delays += 1;
             }
             EventKind::DelayEnded { token, .. } => {
                 self.delay_ends.remove(&token);
@@ -199,6 +203,9 @@ impl Authority {
             },
             Request::Status(_) => self.status(),
             Request::Transfer(_) => Reply::Transferred,
+            Request::Members(_) | Request::MemberChange(_) | Request::GroupStep(_) => {
+                error(ErrorCode::UNKNOWN_KIND)
+            }
             Request::Ping => Reply::Pong,
             Request::Watch(_) | Request::Unwatch(_) => error(ErrorCode::UNKNOWN_KIND),
         };

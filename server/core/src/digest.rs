@@ -29,14 +29,17 @@ const ASKED: u64 = 0x54;
 const PART: u64 = 0x55;
 
 pub(crate) fn whole(state: &State, items: Sum) -> u64 {
-    Mix::new(STATE)
+    let mix = Mix::new(STATE)
         .word(state.shard.0.into())
         .word(state.revision)
         .word(state.begun.into())
         .word(state.last_token)
         .word(state.last_lease)
-        .word(items.0)
-        .done()
+        .word(items.0);
+    match state.members.print() {
+        0 => mix.done(),
+        print => mix.word(print).done(),
+    }
 }
 
 /// The sum over a lease and its retry memory.
@@ -140,6 +143,9 @@ fn outcome(mix: Mix, outcome: &Outcome) -> Mix {
         Outcome::Begun { revision } => mix.word(9).word(revision.0),
         Outcome::Refused { code, token, revision } => {
             mix.word(10).word(code.0.into()).word(token.0).word(revision.0)
+        }
+        Outcome::Members { version, operation, revision } => {
+            mix.word(12).word(version).word(operation).word(revision.0)
         }
         Outcome::Changed { token, revision } => mix.word(11).word(token.0).word(revision.0),
     }

@@ -27,6 +27,7 @@ mod hash;
 pub mod invariants;
 pub mod lease;
 mod lifecycle;
+mod members;
 mod memory;
 mod reenter;
 mod release;
@@ -41,6 +42,7 @@ mod view;
 pub mod wheel;
 
 pub use batch::{BATCH_VERSION, Batch, BatchWriter, DecodeError};
+pub use members::Members;
 pub use memory::Kind;
 pub use state::State;
 pub use view::{LeaseView, PAGE_BYTES_MAX, Remembered};

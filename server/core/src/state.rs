@@ -26,6 +26,7 @@ use crate::blob::{Key, Name};
 use crate::cow::Map;
 use crate::digest;
 use crate::hash::Sum;
+use crate::members::Members;
 use crate::table::{End, Keys, Lease, Leases};
 
 /// The highest token: tokens fit in a signed 64-bit column.
@@ -60,6 +61,8 @@ pub struct State {
     pub(crate) own_waiters: usize,
     /// Holds, their further entries, ghosts and waiters. Follows from `keys`.
     pub(crate) claims: usize,
+    /// The member table, and this shard's fence.
+    pub(crate) members: Rc<Members>,
 }
 
 /// One command on its way through `apply`.
@@ -88,6 +91,7 @@ impl State {
             ends_in_order: Map::default(),
             own_waiters: 0,
             claims: 0,
+            members: Rc::default(),
         }
     }
 
@@ -142,6 +146,7 @@ impl State {
             Command::Convert { caller, key, token, mode } => {
                 self.convert(step, caller, key, *token, *mode)
             }
+            Command::Member(command) => self.member(step, command),
         }
     }
 

@@ -6,6 +6,7 @@
 //! DIR/owner      node, disk id, core count, cluster name: written once
 //! DIR/boot       raised by every start
 //! DIR/birth      the record of the cluster's birth that this node promised itself to
+//! DIR/removed    the node was removed from its cluster: the directory is of no use any more
 //! DIR/core-N/    the log and snapshots of core N
 //! ```
 //!
@@ -30,6 +31,7 @@ const OWNER: &str = "owner";
 const BOOT: &str = "boot";
 const BIRTH: &str = "birth";
 const PID: &str = "pid";
+const REMOVED: &str = "removed";
 
 /// Whose directory it is; never rewritten.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -71,6 +73,18 @@ pub enum DataDirError {
         /// As it is configured.
         configured: String,
     },
+    /// The node was removed from its cluster.
+    #[error(
+        "data directory {} belongs to node {node}, which was removed from its cluster; wipe it and \
+         add the node under a new id",
+        path.display()
+    )]
+    Removed {
+        /// The directory.
+        path: PathBuf,
+        /// The node.
+        node: NodeId,
+    },
     /// A file cannot be read or written, or is damaged.
     #[error(transparent)]
     File(#[from] FileError),
@@ -86,6 +100,7 @@ impl DataDirError {
         match self {
             Self::InUse { .. } => Exit::DataDirInUse,
             Self::Foreign { .. } => Exit::DataDirForeign,
+            Self::Removed { .. } => Exit::NodeRemoved,
             Self::File(_) => Exit::DataDirUnusable,
         }
     }
@@ -114,6 +129,9 @@ impl DataDir {
             None => claim(&path, config)?,
         };
         check_owner(&path, &owner, config)?;
+        if path.join(REMOVED).exists() {
+            return Err(DataDirError::Removed { path, node: owner.node });
+        }
         let promise = load_promise(&path)?;
         let boot = raise_boot(&path, promise.is_some())?;
         Ok(Self { path, owner, boot, nonce: random(), promise, _lock: lock })
@@ -143,6 +161,11 @@ impl DataDir {
     /// The promise made at the cluster's birth, if there was one.
     pub fn promise(&self) -> Option<&Promise> {
         self.promise.as_ref()
+    }
+
+    /// The node was removed from its cluster: the directory will not be opened again.
+    pub fn mark_removed(&self) -> Result<(), FileError> {
+        file::replace(&self.path, REMOVED, &file::encode(FileKind::Removed, &[]))
     }
 
     /// The directory of one core, made durably if it does not exist.
@@ -310,7 +333,7 @@ mod tests {
             key_hash: 1,
             token_base: 9,
         };
-        Promise { record, founded: true }
+        Promise { record, founded: true, joined: false }
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub(super) enum FileKind {
     Owner = 1,
     Boot = 2,
     Birth = 3,
+    Removed = 4,
 }
 
 /// Why a file of the data directory is of no use.

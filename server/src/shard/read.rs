@@ -28,6 +28,7 @@ impl<E: Env> Shard<E> {
             Request::Sessions(sessions) => (Freshness::Linearizable, sessions.timeout_ms),
             Request::Holds(holds) => (Freshness::Linearizable, holds.timeout_ms),
             Request::Claim(claim) => (Freshness::Linearizable, claim.timeout_ms),
+            Request::Members(members) => (Freshness::Linearizable, members.timeout_ms),
             _ => return to.error(ErrorCode::UNKNOWN_KIND, NodeId(0)),
         };
         if freshness == Freshness::Stale {
@@ -96,6 +97,7 @@ impl<E: Env> Shard<E> {
                     .claim(request.lease, request.number)
                     .map_or_else(|| refusal(ErrorCode::LEASE_DEAD), Reply::Claim),
             },
+            Request::Members(_) => Reply::Members(self.members_reply()),
             _ => refusal(ErrorCode::UNKNOWN_KIND),
         }
     }

@@ -278,7 +278,7 @@ fn told(answer: &Answer, lease: Option<u64>) -> Outcome {
             token: Some(token.0).filter(|token| *token != 0),
             revision: Some(revision.0),
         },
-        Answer::Queued { .. } | Answer::Begun { .. } => Outcome::Unknown,
+        Answer::Queued { .. } | Answer::Begun { .. } | Answer::Members { .. } => Outcome::Unknown,
     }
 }
 

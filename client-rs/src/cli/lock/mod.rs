@@ -53,6 +53,9 @@ pub(super) struct Args {
     /// Attached to the hold; whoever reads the key sees it
     #[arg(long)]
     value: Option<String>,
+    /// And this key of the same shard, in the same step or not at all; may be given several times
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["shared", "permits"])]
+    also: Vec<String>,
     /// Shares the lock with others who do the same; nobody holds it exclusively meanwhile
     #[arg(long, conflicts_with = "permits")]
     shared: bool,
@@ -105,6 +108,8 @@ impl Term {
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) key: String,
+    /// Further keys, all in one step.
+    pub(super) also: Vec<String>,
     pub(super) value: Option<String>,
     pub(super) shared: bool,
     /// Permits and the semaphore's limit.
@@ -120,6 +125,7 @@ struct Order {
     timeout_ms: u64,
     label: String,
     key: String,
+    also: Vec<String>,
     value: Option<String>,
     ttl_ms: u64,
     /// `None` has no limit, 0 does not wait.
@@ -134,7 +140,7 @@ struct Order {
 #[derive(Serialize, Deserialize, Debug, PartialEq, Eq)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Word {
-    /// Granted.
+    /// Granted, under the token of the first key and those of the others after it.
     Held { token: u64, until_ns: u64 },
     /// Valid until this point of the system's clock.
     Until { until_ns: u64 },
@@ -159,8 +165,9 @@ enum Reply {
 }
 
 pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliError> {
-    let Args { key, term, value, shared, permits, of, command } = args;
-    run_job(options, Job { key, value, shared, permits: permits.zip(of), term, command }).await
+    let Args { key, also, term, value, shared, permits, of, command } = args;
+    let permits = permits.zip(of);
+    run_job(options, Job { key, also, value, shared, permits, term, command }).await
 }
 
 /// Runs a command under a hold.
@@ -182,6 +189,7 @@ pub(super) async fn run_job(options: &Options, job: Job) -> Result<ExitCode, Cli
         timeout_ms: options.timeout.as_millis() as u64,
         label: label(),
         key: job.key,
+        also: job.also,
         value: job.value,
         ttl_ms: ttl.as_millis() as u64,
         wait_ms: wait.map(|wait| wait.as_millis() as u64),

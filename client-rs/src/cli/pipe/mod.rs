@@ -55,6 +55,7 @@
 //! is answered (`malformed`, `busy`) and changes nothing. If the caller does not read, nothing more
 //! is read from it; renewals go on.
 
+mod ask;
 mod request;
 mod serve;
 

@@ -40,6 +40,23 @@ impl Acquire {
     }
 }
 
+/// `acquire_all`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AcquireAll {
+    pub(super) keys: Vec<String>,
+    pub(super) wait_ms: Option<u64>,
+    pub(super) value: Option<String>,
+    pub(super) lock_delay_ms: Option<u64>,
+}
+
+/// `release_all`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReleaseAll {
+    pub(super) token: u64,
+}
+
 /// `campaign`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -158,20 +175,28 @@ pub(super) struct OfAcquire {
     pub(super) target: Value,
 }
 
+/// What has nothing to do with the holds of this session.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    Get(Get),
+    Why(Get),
+    Leader(Leader),
+    SetLimit(SetLimit),
+    Yield(Yield),
+}
+
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Op {
     Acquire(Acquire),
+    AcquireAll(AcquireAll),
+    ReleaseAll(ReleaseAll),
     Release(OfHold),
     Renew(OfHold),
     Remaining(OfHold),
     Mode(SetMode),
     SetValue(SetValue),
-    Leader(Leader),
-    Get(Get),
     Watch(Watch),
-    Why(Get),
-    SetLimit(SetLimit),
-    Yield(Yield),
+    Ask(Ask),
     Place(OfAcquire),
     Cancel(OfAcquire),
 }
@@ -202,6 +227,8 @@ pub(super) fn parse(line: &[u8]) -> Result<(Value, Op), Misread> {
 fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
     Ok(match op {
         "acquire" => Op::Acquire(read::<Acquire>(fields)?.check()?),
+        "acquire_all" => Op::AcquireAll(read(fields)?),
+        "release_all" => Op::ReleaseAll(read(fields)?),
         "release" => Op::Release(read(fields)?),
         "renew" => Op::Renew(read(fields)?),
         "remaining" => Op::Remaining(read(fields)?),
@@ -215,9 +242,8 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
             let Resign { name: key, token } = read(fields)?;
             Op::Release(OfHold { key, token })
         }
-        "leader" => Op::Leader(read(fields)?),
+        "leader" => Op::Ask(Ask::Leader(read(fields)?)),
         "set_value" => Op::SetValue(read(fields)?),
-        "get" => Op::Get(read(fields)?),
         "watch" => {
             let watch: Watch = read(fields)?;
             if watch.key.is_some() && watch.prefix.is_some() {
@@ -225,9 +251,10 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
             }
             Op::Watch(watch)
         }
-        "why" => Op::Why(read(fields)?),
-        "set_limit" => Op::SetLimit(read(fields)?),
-        "yield" => Op::Yield(read(fields)?),
+        "get" => Op::Ask(Ask::Get(read(fields)?)),
+        "why" => Op::Ask(Ask::Why(read(fields)?)),
+        "set_limit" => Op::Ask(Ask::SetLimit(read(fields)?)),
+        "yield" => Op::Ask(Ask::Yield(read(fields)?)),
         "place" => Op::Place(read(fields)?),
         "cancel" => Op::Cancel(read(fields)?),
         other => return Err(format!("unknown op {other:?}")),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold::{
-    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session, Ticket, Token,
-    WatchTarget,
+    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, MultiGuard, Session,
+    Ticket, WatchTarget,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
@@ -13,11 +13,12 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::super::exit::{CliError, failure_json};
-use super::super::force_release::present_token;
-use super::super::options::label;
+use super::super::json;
 use super::super::watch::place;
-use super::super::{json, why};
-use super::request::{Acquire, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse};
+use super::ask::answer;
+use super::request::{
+    Acquire, AcquireAll, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse,
+};
 
 /// Longest line of input, in bytes.
 const LINE_LEN_MAX: u64 = 64 * 1024;
@@ -30,6 +31,7 @@ const LINES_MAX: usize = 1024;
 enum Done {
     Reply(Value),
     Granted(Guard),
+    GrantedAll(MultiGuard),
 }
 
 type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
@@ -53,6 +55,8 @@ struct Pipe {
     /// By key: the entries of its hold, the newest last. Those of one that was lost stay until the
     /// key is granted again.
     holds: BTreeMap<String, Vec<Guard>>,
+    /// Of several keys, by the token of the first.
+    groups: BTreeMap<u64, MultiGuard>,
     tasks: JoinSet<(String, Done)>,
     open: Open,
     out: mpsc::Sender<Value>,
@@ -66,6 +70,7 @@ pub(super) async fn run(client: Client, session: Session, ttl: Duration) -> Resu
         client,
         session,
         holds: BTreeMap::new(),
+        groups: BTreeMap::new(),
         tasks: JoinSet::new(),
         open: BTreeMap::new(),
         out,
@@ -182,55 +187,21 @@ impl Pipe {
         }
         match op {
             Op::Acquire(acquire) => self.acquire(id, acquire).await,
+            Op::AcquireAll(acquire) => self.acquire_all(id, acquire),
+            Op::ReleaseAll(of) => self.release_all(id, of.token).await,
             Op::Release(hold) => self.release(id, &hold).await,
             Op::Renew(hold) => self.renew(id, &hold).await,
             Op::Remaining(hold) => self.remaining(&id, &hold).await,
             Op::Mode(mode) => self.mode(id, mode).await,
             Op::SetValue(value) => self.set_value(id, value).await,
-            Op::Leader(leader) => {
-                let election = self.client.election(leader.name);
-                self.spawn(id, None, async move {
-                    match election.leader().await {
-                        Ok(leader) => Done::Reply(
-                            json!({ "ok": true, "leader": leader.as_ref().map(json::leader) }),
-                        ),
-                        Err(error) => Done::Reply(failure_json(error.failure())),
-                    }
-                });
-            }
-            Op::Get(get) => {
-                let client = self.client.clone();
-                self.spawn(id, None, async move {
-                    match client.get(get.key).await {
-                        Ok(read) => Done::Reply(json::key(&read)),
-                        Err(error) => Done::Reply(failure_json(error.failure())),
-                    }
-                });
-            }
             Op::Watch(request) => self.watch(id, request),
             Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
             Op::Place(place) => self.place(id, &place.target).await,
-            Op::Why(of) => {
+            Op::Ask(ask) => {
                 let client = self.client.clone();
-                self.operate(id, async move { Ok(why::object(&client.get(of.key).await?)) });
-            }
-            Op::Yield(ask) => {
-                let client = self.client.clone();
-                self.operate(id, async move {
-                    let token = match ask.token {
-                        Some(token) => Token(token),
-                        None => present_token(&client.get(ask.key.clone()).await?, "\"token\"")?,
-                    };
-                    let within = Duration::from_millis(ask.within_ms);
-                    client.ask_yield(ask.key, token, &label(), &ask.why, within).await?;
-                    Ok(json!({ "ok": true, "token": token.0 }))
-                });
-            }
-            Op::SetLimit(set) => {
-                let client = self.client.clone();
-                self.operate(id, async move {
-                    client.set_limit(set.key, set.limit, &label()).await?;
-                    Ok(json!({ "ok": true }))
+                self.spawn(id, None, async move {
+                    let answer = answer(&client, ask).await;
+                    Done::Reply(answer.unwrap_or_else(|error| error.to_json()))
                 });
             }
         }
@@ -321,6 +292,45 @@ impl Pipe {
         });
     }
 
+    fn acquire_all(&mut self, id: Value, acquire: AcquireAll) {
+        let mut request = self.session.lock_all(acquire.keys);
+        if let Some(wait_ms) = acquire.wait_ms {
+            request = request.wait(Duration::from_millis(wait_ms));
+        }
+        if let Some(value) = acquire.value {
+            request = request.value(value);
+        }
+        if let Some(delay_ms) = acquire.lock_delay_ms {
+            request = request.lock_delay(Duration::from_millis(delay_ms));
+        }
+        let acquiring = match request.begin() {
+            Ok(acquiring) => acquiring,
+            Err(error) => {
+                let refusal = failure_json(error.failure());
+                return self.spawn(id, None, async { Done::Reply(refusal) });
+            }
+        };
+        self.spawn(id, Some(acquiring.ticket()), async move {
+            match acquiring.granted().await {
+                Ok(guard) => Done::GrantedAll(guard),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    async fn release_all(&mut self, id: Value, token: u64) {
+        let Some(guard) = self.groups.remove(&token) else {
+            return self.refuse(&id, &Failure::of(ErrorCode::NOT_OWNER)).await;
+        };
+        self.spawn(id, None, async move {
+            match guard.release().await {
+                Ok(()) => Done::Reply(json!({ "ok": true, "token": token })),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    /// The hold that a request means.
     fn hold(&self, of: &OfHold) -> Result<&Guard, Failure> {
         let present = self.holds.get(&of.key).and_then(|entries| entries.last());
         let meant = present.filter(|guard| of.token.is_none_or(|token| token == guard.token().0));
@@ -438,17 +448,6 @@ impl Pipe {
         });
     }
 
-    /// Runs an operator's request.
-    fn operate(
-        &mut self,
-        id: Value,
-        work: impl Future<Output = Result<Value, CliError>> + Send + 'static,
-    ) {
-        self.spawn(id, None, async move {
-            Done::Reply(work.await.unwrap_or_else(|error| error.to_json()))
-        });
-    }
-
     /// Ends the wait of an acquire: its future is dropped, and the library cancels it.
     async fn cancel(&mut self, id: &Value, target: &Value) {
         let name = target.to_string();
@@ -469,6 +468,22 @@ impl Pipe {
         let Some((id, ..)) = self.open.remove(name) else { return };
         match done {
             Done::Reply(reply) => self.reply(&id, reply).await,
+            Done::GrantedAll(guard) => {
+                let holds = guard.holds();
+                let token = holds.first().map_or(0, |(_, token)| token.0);
+                let each = holds.iter().map(|(key, token)| json!({ "key": key, "token": token.0 }));
+                let reply = json!({
+                    "ok": true,
+                    "token": token,
+                    "holds": each.collect::<Vec<_>>(),
+                    "remaining_ms": guard.remaining().as_millis() as u64,
+                });
+                // All are lost together; the first stands for all.
+                let key = holds.first().map_or_else(String::new, |(key, _)| (*key).to_owned());
+                tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
+                self.groups.insert(token, guard);
+                self.reply(&id, reply).await;
+            }
             Done::Granted(guard) => {
                 let mut reply = json!({
                     "ok": true,

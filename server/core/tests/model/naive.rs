@@ -308,6 +308,7 @@ impl Model {
         match command {
             Command::SetLimit { key, limit, who } => self.set_limit(run, key, *limit, who),
             Command::EndDelay { key, token } => self.end_delay(run, key, *token),
+            Command::Member(_) => unreachable!("the member table has tests of its own"),
             Command::AskYield { key, token, who, why, within_ms } => {
                 let asked = (who.clone(), why.clone(), *within_ms);
                 self.ask_yield(run, key, *token, asked)
@@ -563,7 +564,8 @@ impl Model {
         }
         let position = entry.queue.len() as u32;
         let (lease, number) = (asks.lease, asks.number);
-        run.events.push(EventKind::Queued { key: key.to_vec(), lease, number, wait_ms });
+        let mode = asks.mode;
+        run.events.push(EventKind::Queued { key: key.to_vec(), lease, number, wait_ms, mode });
         entry.queue.push(asks);
         Ok(Outcome::Queued { position, revision: run.revision })
     }
@@ -627,11 +629,13 @@ impl Model {
         for asks in asks {
             let key = asks.all[asks.part].clone();
             let number = caller.number;
+            let mode = asks.mode;
             run.events.push(EventKind::Queued {
                 key: key.clone(),
                 lease,
                 number,
                 wait_ms: *wait_ms,
+                mode,
             });
             let queue = &mut self.keys.get_mut(&key).expect("made above").queue;
             position = position.max(queue.len() as u32);
@@ -940,8 +944,8 @@ impl Model {
         }
         let floor = if asks.mode == Mode::EXCLUSIVE { token } else { Token(entry.floor) };
         let (mode, slots) = (asks.mode, entry.choose(asks.mode));
-        let event =
-            EventKind::Granted { key: key.to_vec(), lease, mode, token, slots: packed(&slots) };
+        let (key, slots_sent, limit) = (key.to_vec(), packed(&slots), entry.limit);
+        let event = EventKind::Granted { key, lease, mode, token, slots: slots_sent, limit };
         entry.put(Holder {
             lease,
             token,

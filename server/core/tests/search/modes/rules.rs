@@ -202,13 +202,14 @@ fn replay(before: &View, after: &View, told: &Told) -> Result<(), String> {
 fn apply(view: &mut View, lost: &mut Vec<Token>, event: &EventKind) -> Result<(), &'static str> {
     let name = |key: &[u8]| String::from_utf8_lossy(key).into_owned();
     match event {
-        EventKind::Granted { key, lease, mode, token, slots } => {
+        EventKind::Granted { key, lease, mode, token, slots, limit } => {
             if token.0 != view.last_token + 1 {
                 return Err("G2: not the next token");
             }
             view.last_token = token.0;
             let entry = view.keys.entry(name(key)).or_default();
-            if mode.permit_count().is_none() && !entry.fits(*mode) {
+            entry.limit = *limit;
+            if !entry.fits(*mode) {
                 return Err("G1: it does not fit");
             }
             entry.holders.push(Holder {
