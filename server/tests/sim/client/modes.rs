@@ -53,9 +53,13 @@ impl Work<'_> {
             }
             self.act(&session, &taken).await;
         }
-        let keep = self.me.rng.chance(60) && !self.me.calm.get();
+        let keep = self.me.rng.chance(120) && !self.me.calm.get();
         if !keep && !session.is_dead() {
             self.give_back(&session, &taken).await;
+        } else if keep && self.me.rng.chance(400) {
+            // Falls silent, so that the lease expires and what it holds is lost.
+            session.close();
+            self.sessions.remove(&session.shard);
         }
     }
 
