@@ -95,8 +95,8 @@ pub struct Addresses {
 struct Node {
     addresses: Addresses,
     process: Option<Process>,
-    /// Whom it is configured with; all nodes of the start, or those that may admit it.
-    peers: Vec<u64>,
+    /// Whom it is configured with: all nodes of the start, or those that may admit it.
+    peers: BTreeMap<u64, SocketAddr>,
     /// It waits for admission.
     joins: bool,
 }
@@ -153,8 +153,13 @@ impl Cluster {
         for id in 1..=spec.nodes {
             let mut next = || ports::free(&mut taken);
             let addresses = Addresses { client: next()?, peer: next()?, admin: next()? };
-            let peers = (1..=spec.nodes).collect();
+            let peers = BTreeMap::new();
             nodes.insert(id, Node { addresses, process: None, peers, joins: false });
+        }
+        let peers: BTreeMap<u64, SocketAddr> =
+            nodes.iter().map(|(id, node)| (*id, node.addresses.peer)).collect();
+        for node in nodes.values_mut() {
+            node.peers.clone_from(&peers);
         }
         let links = links(&spec, &nodes)?;
         Ok(Self { spec, dir: Some(dir), path, nodes, links, keep: false })
@@ -175,7 +180,8 @@ impl Cluster {
         let mut taken: Vec<u16> = taken.collect();
         let mut next = || ports::free(&mut taken);
         let addresses = Addresses { client: next()?, peer: next()?, admin: next()? };
-        let peers = self.nodes.keys().copied().chain([id]).collect();
+        let others = self.nodes.iter().map(|(id, node)| (*id, node.addresses.peer));
+        let peers = others.chain([(id, addresses.peer)]).collect();
         self.nodes.insert(id, Node { addresses, process: None, peers, joins: true });
         Ok(id)
     }
@@ -239,12 +245,10 @@ impl Cluster {
     /// The command that starts a node; a test may change it before it spawns it itself.
     pub fn command(&self, id: u64) -> io::Result<Command> {
         let node = self.node(id);
-        let reached = |peer: &u64, node: &Node| {
-            self.links.peer_addr(id, *peer).unwrap_or(node.addresses.peer)
-        };
-        let known = self.nodes.iter().filter(|(id, _)| node.peers.contains(id));
+        let reached =
+            |peer: &u64, addr: &SocketAddr| self.links.peer_addr(id, *peer).unwrap_or(*addr);
         let peers: Vec<String> =
-            known.map(|(id, node)| format!("{id}={}", reached(id, node))).collect();
+            node.peers.iter().map(|(id, addr)| format!("{id}={}", reached(id, addr))).collect();
         let mut command = Command::new(binary("leaseholdd")?);
         command.arg("start");
         command.arg(format!("--node-id={id}"));

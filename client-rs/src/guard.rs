@@ -15,6 +15,8 @@ use crate::core::{HoldCell, HoldState, LossCause, OpId, Wish};
 use crate::error::{CallError, ChangeError, Failure, ReleaseError, RenewError};
 use crate::io::shared::{Change, Reported};
 use crate::session::SessionInner;
+use crate::watch::{Watch, WatchFrom, WatchTarget};
+use crate::yields::Yields;
 
 /// A lock that was granted.
 ///
@@ -83,6 +85,14 @@ impl Guard {
             }
             _ => Err(Failure::new(ErrorCode::NOT_OWNER, "the hold has ended").into()),
         }
+    }
+
+    /// Requests to give this hold up, made before and from now on. It costs a watch of the key; who
+    /// does not ask for it is not told.
+    pub fn yields(&self) -> Result<Yields, CallError> {
+        let target = WatchTarget::key(self.key.clone());
+        let watch = Watch::begin(&self.client, &target, &WatchFrom::State)?;
+        Ok(Yields::new(watch, self.watch()))
     }
 
     /// Makes an exclusive hold shared: it goes on under its token, and waiting readers are let in.

@@ -81,9 +81,11 @@ mod error;
 mod guard;
 mod io;
 mod members;
+mod observe;
 mod session;
 mod several;
 mod watch;
+mod yields;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
 pub use leasehold_protocol::event::{EndReason, EventKind};
@@ -97,8 +99,8 @@ pub use leasehold_protocol::member::{
 pub use leasehold_protocol::outcome::{Grant, Outcome};
 pub use leasehold_protocol::peer::MemberEntry;
 pub use leasehold_protocol::reply::{
-    Delay, Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
-    StatusReply, Waiter,
+    Delay, Holder, KeyInfo, KeysReply, LastEnd, NodeStatus, Role, SessionInfo, SessionsReply,
+    ShardStatus, StatusReply, Waiter,
 };
 pub use leasehold_protocol::request::Freshness;
 pub use leasehold_protocol::watch::WatchEvent;
@@ -112,6 +114,8 @@ pub use crate::error::{
     ReleaseError, RenewError, SessionError,
 };
 pub use crate::guard::{Guard, HoldWatch, slots_of};
+pub use crate::observe::{Observation, Observed};
 pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};
 pub use crate::several::{AcquiringAll, LockAllRequest, LockEachRequest, MultiGuard};
 pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};
+pub use crate::yields::{YieldAsked, Yields};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::{
     AcquireError, ChangeError, Client, Config, ConnectError, ErrorCode, HoldState, LossCause, Mode,
-    Session, Token,
+    Observed, Session, Token,
 };
 
 use self::support::eventually;
@@ -602,4 +602,49 @@ async fn keys_taken_one_after_the_other_are_all_given_back_when_one_is_not_grant
     assert_eq!(guards.iter().map(leasehold::Guard::key).collect::<Vec<_>>(), ["a", "b", "c"]);
     let twice = first.lock_each(["x", "x"]).acquire().await.expect_err("twice");
     assert_eq!(twice.failure().code, ErrorCode::DUPLICATE_KEY);
+}
+
+#[tokio::test]
+async fn an_observer_sees_each_leader_each_value_and_that_nobody_leads() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let election = client.election("e");
+    let mut observation = election.observe().expect("accepted");
+    assert_eq!(observation.next().await.expect("told"), Observed::Vacant);
+    let leads = election.campaign(&session, "one").await.expect("nobody else");
+    let Observed::Leader(leader) = observation.next().await.expect("told") else { panic!() };
+    assert_eq!((leader.token, leader.value.as_slice()), (leads.token(), b"one".as_slice()));
+    assert_eq!(leader.label, "tester");
+    leads.proclaim("two").await.expect("leads");
+    let Observed::Leader(leader) = observation.next().await.expect("told") else { panic!() };
+    assert_eq!(leader.value, b"two");
+    let mut late = election.observe().expect("accepted");
+    assert!(
+        matches!(late.next().await.expect("told"), Observed::Leader(now) if now.since_ms.is_some())
+    );
+    leads.resign().await.expect("led");
+    assert_eq!(observation.next().await.expect("told"), Observed::Vacant);
+    assert_eq!(late.next().await.expect("told"), Observed::Vacant);
+}
+
+#[tokio::test]
+async fn a_holder_that_wants_to_know_hears_who_asks_it_to_yield() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let guard = session.lock("k").acquire().await.expect("free");
+    let token = guard.token();
+    let within = Duration::from_secs(5);
+    client.ask_yield("k", token, "early", "a deploy", within).await.expect("held");
+    let mut yields = guard.yields().expect("accepted");
+    let asked = yields.next().await.expect("told").expect("held");
+    assert_eq!(
+        (asked.who.as_str(), asked.why.as_str(), asked.within),
+        ("early", "a deploy", within)
+    );
+    client.ask_yield("k", token, "early", "a deploy", within).await.expect("held");
+    client.ask_yield("k", token, "late", "now", Duration::ZERO).await.expect("held");
+    let asked = yields.next().await.expect("told").expect("held");
+    assert_eq!(asked.who, "late", "the same request is told once");
+    guard.release().await.expect("held");
+    assert_eq!(yields.next().await.expect("told"), None, "it is over");
 }

@@ -3,6 +3,9 @@
 
 mod raft_support;
 
+#[path = "shard/members.rs"]
+mod members;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -76,6 +79,13 @@ impl PeerService for Forwarded {
 }
 
 fn start_shard(running: &Running) -> Rc<Shard<SimEnv>> {
+    let (shard, router) = start_routed(running);
+    running.peers.set_service(Rc::new(Forwarded(Rc::new(ForwardService::new(router)))));
+    shard
+}
+
+/// A running shard and the router over it.
+fn start_routed(running: &Running) -> (Rc<Shard<SimEnv>>, Rc<Router<SimEnv>>) {
     let wheel = CoreWheel::new(SimClock.now());
     let metrics = Metrics::new(1, 1).handle(0);
     let core = ShardCore { shards_total: 1, clock: SimClock, wheel: wheel.clone(), metrics };
@@ -91,12 +101,11 @@ fn start_shard(running: &Running) -> Rc<Shard<SimEnv>> {
         founders,
         Rc::new(NoHops),
     );
-    peers.set_service(Rc::new(Forwarded(Rc::new(ForwardService::new(router)))));
     drop(SimRt::spawn(shard.clone().run_proposals()));
     drop(SimRt::spawn(shard.clone().run_deadlines()));
     drop(SimRt::spawn(shard.clone().run_leadership(Token(100))));
     drop(SimRt::spawn(run_wheel(wheel, vec![shard.clone()], SimClock)));
-    shard
+    (shard, router)
 }
 
 /// The replies to one request.

@@ -8,7 +8,6 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::ShardId;
 use leasehold_protocol::member::{GroupGoal, GroupStepRequest, MemberCommand};
 use leasehold_protocol::request::Request;
-use rustix::process::Signal;
 
 use super::bare;
 use super::rig;
@@ -23,16 +22,25 @@ fn a_node_that_cannot_be_reached_costs_no_majority() {
     // Never there.
     let nobody = ["member", "add", "7", "--peer", "127.0.0.1:1"];
     assert_eq!(rig::refused(&cluster, &[1], &nobody), "node_unreachable");
-    // There when it was asked, and silent from then on: with a vote it would be half of two.
-    let new = rig::spare(&mut cluster);
+    // There when it is asked, but it reaches nobody that could admit it: with a vote it would be
+    // half of two.
+    let new = cluster.add_joining().expect("ports");
     let peer = cluster.addresses(new).peer.to_string();
+    let command = cluster.command(new).expect("a command");
+    let mut lost = std::process::Command::new(command.get_program());
+    let others = |arg: &&std::ffi::OsStr| !arg.to_string_lossy().starts_with("--peers=");
+    lost.args(command.get_args().filter(others)).arg(format!("--peers=1=127.0.0.1:1,{new}={peer}"));
+    cluster.spawn_as(new, lost).expect("started");
     let add = ["member", "add", &new.to_string(), "--peer", &peer, "--no-wait"];
-    rig::done(&cluster, &[1], &add);
-    cluster.signal(new, Signal::STOP).expect("stopped");
+    bare::until("it is begun", || rig::run(&cluster, &[1], &add).1 == 0);
+    let waits = || {
+        let members = rig::done(&cluster, &[1], &["member", "list"]);
+        let shard = &members["operation"]["shards"][0]["waits"];
+        shard.as_str().is_some_and(|text| text.contains("has not begun to take the log"))
+    };
+    bare::until("the driver waits for it", waits);
     let members = rig::done(&cluster, &[1], &["member", "list"]);
-    if rig::standing(&members, "voter").contains(&new) {
-        panic!("INVALID: it had its vote before it was stopped");
-    }
+    assert_eq!(rig::standing(&members, "voter"), [1]);
     let mut wire = bare::connect(cluster.addresses(1).client);
     let lease = bare::open_lease(&mut wire, 5_000);
     bare::grant(&mut wire, &lease, 1, "served");

@@ -13,7 +13,7 @@ use leasehold_bench::process::{Process, binary};
 use serde_json::Value;
 
 /// Longest change of the membership on a busy machine.
-pub(crate) const CHANGE_LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const CHANGE_LIMIT: Duration = Duration::from_mins(1);
 
 /// A command of `leasehold` against these nodes.
 pub(crate) fn cli(cluster: &Cluster, nodes: &[u64], args: &[&str]) -> Command {

@@ -73,8 +73,14 @@ async fn lead(options: &Options, args: Args) -> Result<ExitCode, CliError> {
     let (name, token) = (leadership.name().to_owned(), leadership.token().0);
     let elected = json!({ "event": "elected", "name": name, "token": token });
     tell(options.json, &elected, &format!("leads {name} under token {token}"))?;
+    let mut yields = if args.term.yields() { Some(leadership.yields()?) } else { None };
     tokio::select! {
         () = follow(options.json, &leadership) => return Ok(ExitCode::from(LOST)),
+        asked = lock::next_yield(&mut yields) => {
+            let (who, why) = (asked.who, asked.why);
+            let object = json!({ "event": "yield", "who": who, "why": why });
+            tell(options.json, &object, &format!("{who} asks to yield: {why}"))?;
+        }
         _ = &mut stopped => {}
     }
     leadership.resign().await?;

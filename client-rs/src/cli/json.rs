@@ -1,9 +1,9 @@
 //! How keys, leases and nodes look in JSON: the same in every verb.
 
 use leasehold::{
-    Cursor, Delay, EndReason, EventKind, Holder, KeyInfo, KeyRead, Leader, Mode, NodeStatus,
-    Outcome, Place, Role, SessionInfo, ShardId, ShardStatus, Waiter, WatchEvent, WatchItem,
-    slots_of,
+    Cursor, Delay, EndReason, EventKind, Holder, KeyInfo, KeyRead, LastEnd, Leader, Mode,
+    NodeStatus, Outcome, Place, Role, SessionInfo, ShardId, ShardStatus, Waiter, WatchEvent,
+    WatchItem, slots_of,
 };
 use serde_json::{Value, json};
 
@@ -76,6 +76,36 @@ fn waiter(waiter: &Waiter) -> Value {
     object
 }
 
+/// A reason's name, and what to say of a hold that ended so.
+pub(super) const fn reason(reason: &EndReason) -> (&'static str, &'static str) {
+    match reason {
+        EndReason::Released => ("released", "was released"),
+        EndReason::LeaseExpired => ("lease_expired", "was lost: its lease expired"),
+        EndReason::SessionClosed => ("session_closed", "ended with its session"),
+        EndReason::Forced { .. } => ("forced", "was forced"),
+        EndReason::Cancelled => ("cancelled", "was cancelled"),
+        EndReason::TimedOut => ("timed_out", "timed out"),
+        EndReason::Upgraded => ("upgraded", "became exclusive"),
+    }
+}
+
+fn last_end(end: &LastEnd) -> Value {
+    let mut object = json!({
+        "lease": end.lease.0,
+        "label": end.label,
+        "token": end.token.0,
+        "reason": reason(&end.reason).0,
+        "revision": end.revision.0,
+        "at_ms": end.at_ms,
+    });
+    put_mode(&mut object, end.mode);
+    if let EndReason::Forced { who, why } = &end.reason {
+        put_bytes(&mut object, "who", who);
+        put_bytes(&mut object, "why", why);
+    }
+    object
+}
+
 fn delay(delay: &Delay) -> Value {
     let mut object = json!({
         "token": delay.token.0,
@@ -97,6 +127,9 @@ pub(super) fn key(read: &KeyRead) -> Value {
         "waiters_total": read.info.waiters_total,
         "delays": read.info.delays.iter().map(delay).collect::<Vec<_>>(),
     });
+    if let Some(end) = &read.info.last_end {
+        object["last_end"] = last_end(end);
+    }
     if read.info.limit > 0 {
         object["limit"] = read.info.limit.into();
     }

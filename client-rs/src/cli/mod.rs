@@ -9,6 +9,7 @@ mod json;
 mod lock;
 mod ls;
 mod member;
+mod observe;
 mod options;
 mod ping;
 mod pipe;
@@ -45,6 +46,8 @@ enum Verb {
     Lock(lock::Args),
     /// Leads an election, while a command runs or until a signal
     Elect(elect::Args),
+    /// Shows who leads an election, now and at each change
+    Observe(observe::Args),
     /// Shows who holds a key and who waits for it
     Get(get::Args),
     /// Says in plain words who holds a key, until when, and who waits
@@ -105,6 +108,7 @@ fn run(args: Args) -> Result<ExitCode, CliError> {
         Verb::Watch(args) => shared(watch::run(&options, args)),
         Verb::Sessions(args) => shared(sessions::run(&options, args)),
         Verb::ForceRelease(args) => shared(force_release::run(&options, args)),
+        Verb::Observe(args) => shared(observe::run(&options, args)),
         Verb::Why(args) => shared(why::run(&options, args)),
         Verb::Yield(args) => shared(ask_yield::run(&options, args)),
         Verb::SetLimit(args) => shared(set_limit::run(&options, args)),

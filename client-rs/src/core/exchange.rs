@@ -444,8 +444,14 @@ impl Core {
         exchange.failures += 1;
         let failures = exchange.failures;
         let code = why.code;
-        exchange.last = Some(why);
+        exchange.last = Some(why.clone());
         self.note_risk(id, code);
+        if code == ErrorCode::NODE_REMOVED {
+            // Its hello has named the others.
+            let target = self.router.target_of(conn);
+            self.close_conn(conn, &why);
+            self.router.retire(target, self.now);
+        }
         if at_once {
             return self.dispatch(id, None);
         }

@@ -184,6 +184,10 @@ async fn founded(
     connections: &Rc<Connections>,
 ) -> Result<Option<Rc<BirthRecord>>, NodeError> {
     let config = Arc::clone(&input.config);
+    let joins = |founding: &Rc<Founding>| founding.birth.borrow().record().is_none();
+    if config.process.join && founding.is_some_and(joins) {
+        input.metrics.health().enter(Phase::WaitingForAdmission);
+    }
     let run = async {
         match founding {
             Some(founding) => founding.run(&config, Rc::clone(peers)).await,

@@ -3,7 +3,10 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::{AcquireError, Client, Config, Guard, HoldState, HoldWatch, MultiGuard, Session};
+use leasehold::{
+    AcquireError, Client, Config, Guard, HoldState, HoldWatch, MultiGuard, Session, YieldAsked,
+    Yields,
+};
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines, Stdin};
 
@@ -41,7 +44,8 @@ pub(in super::super) async fn keep() -> Result<ExitCode, CliError> {
     let seen = hold.watch();
     let until_ns = until(&seen);
     say(&Word::Held { token: seen.token().0, until_ns }).await?;
-    let group = watch(seen, &mut input, Duration::from_millis(order.ttl_ms)).await;
+    let yields = hold.yields(order.yields);
+    let group = watch(seen, yields, &mut input, Duration::from_millis(order.ttl_ms)).await;
     if let Some(group) = group {
         end(group).await;
     }
@@ -63,6 +67,14 @@ impl Hold {
         match self {
             Self::One(guard) => guard.watch(),
             Self::Several(guard) => guard.watch(),
+        }
+    }
+
+    /// Requests to yield, if they are wanted.
+    fn yields(&self, wanted: bool) -> Option<Yields> {
+        match self {
+            Self::One(guard) if wanted => guard.yields().ok(),
+            _ => None,
         }
     }
 
@@ -120,7 +132,12 @@ async fn acquire_several(session: &Session, order: &Order) -> Result<MultiGuard,
 
 /// Tells the supervisor each new end of validity until it wants the lock given back. Returns the
 /// command's group if the supervisor has gone and left it behind.
-async fn watch(mut hold: HoldWatch, input: &mut Input, ttl: Duration) -> Option<Pid> {
+async fn watch(
+    mut hold: HoldWatch,
+    mut yields: Option<Yields>,
+    input: &mut Input,
+    ttl: Duration,
+) -> Option<Pid> {
     let mut group = None;
     let mut told = until(&hold);
     let mut lost = false;
@@ -139,6 +156,11 @@ async fn watch(mut hold: HoldWatch, input: &mut Input, ttl: Duration) -> Option<
                     let _ = kill_process_group(group, Signal::KILL);
                 }
             }
+            asked = next_yield(&mut yields), if !lost => {
+                let YieldAsked { who, why, within } = asked;
+                let within_ms = within.as_millis() as u64;
+                let _ = say(&Word::Yield { who, why, within_ms }).await;
+            }
             () = tokio::time::sleep(ttl / LOOKS_PER_TTL), if !lost => {}
         }
         let until_ns = until(&hold);
@@ -148,6 +170,17 @@ async fn watch(mut hold: HoldWatch, input: &mut Input, ttl: Duration) -> Option<
             let _ = say(&Word::Until { until_ns }).await;
         }
     }
+}
+
+/// The next request to yield; none comes after the last.
+pub(in super::super) async fn next_yield(yields: &mut Option<Yields>) -> YieldAsked {
+    if let Some(stream) = yields {
+        if let Ok(Some(asked)) = stream.next().await {
+            return asked;
+        }
+        *yields = None;
+    }
+    std::future::pending().await
 }
 
 fn parse(line: std::io::Result<Option<String>>) -> Option<Reply> {

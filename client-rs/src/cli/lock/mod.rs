@@ -32,7 +32,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub(super) use self::exec::{ExecArgs, exec};
-pub(super) use self::keeper::keep;
+pub(super) use self::keeper::{keep, next_yield};
 use super::exit::CliError;
 use super::options::{Options, label, time, ttl};
 
@@ -54,7 +54,7 @@ pub(super) struct Args {
     #[arg(long)]
     value: Option<String>,
     /// And this key of the same shard, in the same step or not at all; may be given several times
-    #[arg(long, value_name = "KEY", conflicts_with_all = ["shared", "permits"])]
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["shared", "permits", "yields"])]
     also: Vec<String>,
     /// Shares the lock with others who do the same; nobody holds it exclusively meanwhile
     #[arg(long, conflicts_with = "permits")]
@@ -85,6 +85,10 @@ pub(super) struct Term {
     /// If it is lost, nobody else gets it for this long, at most 60s
     #[arg(long, value_name = "TIME", value_parser = time)]
     lock_delay: Option<Duration>,
+    /// When somebody asks to yield (`leasehold yield`), sends the command TERM; without a command,
+    /// gives up
+    #[arg(long)]
+    yields: bool,
     /// How long before the end of validity the command gets TERM; by default a fifth of the TTL
     #[arg(long, value_name = "TIME", value_parser = time)]
     grace: Option<Duration>,
@@ -97,6 +101,10 @@ impl Term {
 
     pub(super) fn wait(&self) -> Option<Duration> {
         if self.try_once { Some(Duration::ZERO) } else { self.wait }
+    }
+
+    pub(super) const fn yields(&self) -> bool {
+        self.yields
     }
 
     pub(super) fn lock_delay(&self) -> Duration {
@@ -134,6 +142,7 @@ struct Order {
     /// Permits and the semaphore's limit.
     permits: Option<(u32, u32)>,
     lock_delay_ms: u64,
+    yields: bool,
 }
 
 /// What the keeper says, a line each.
@@ -150,6 +159,8 @@ enum Word {
     Lost { cause: String },
     /// Not acquired.
     Failed { error: String, class: String, message: String, exit: u8 },
+    /// Somebody asks the holder to give up.
+    Yield { who: String, why: String, within_ms: u64 },
     /// Given back.
     Released,
 }
@@ -196,6 +207,7 @@ pub(super) async fn run_job(options: &Options, job: Job) -> Result<ExitCode, Cli
         shared: job.shared,
         permits: job.permits,
         lock_delay_ms: job.term.lock_delay().as_millis() as u64,
+        yields: job.term.yields,
     };
     supervisor::run(&order, &job.command, grace, options.json).await
 }

@@ -262,6 +262,14 @@ impl Watch {
                 &json!({ "event": "at_risk", "cause": cause, "remaining_ms": remaining_ms }),
                 &format!("the lock is at risk ({cause}); {remaining_ms} ms left"),
             ),
+            Some(Word::Yield { who, why, within_ms }) => {
+                let object = json!({
+                    "event": "yield", "who": who, "why": why, "within_ms": within_ms,
+                });
+                let text = format!("{who} asks to yield within {within_ms} ms: {why}");
+                note(self.json, &object, &format!("{text}: the command gets TERM"));
+                let _ = kill_process_group(self.group, Signal::TERM);
+            }
             Some(_) => {}
             None => {
                 self.keeper_gone = true;

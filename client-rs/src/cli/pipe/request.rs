@@ -17,6 +17,8 @@ pub(super) struct Acquire {
     pub(super) limit: Option<u32>,
     #[serde(default)]
     pub(super) reentrant: bool,
+    #[serde(default)]
+    pub(super) yields: bool,
     pub(super) lock_delay_ms: Option<u64>,
 }
 
@@ -65,6 +67,8 @@ struct Campaign {
     value: String,
     wait_ms: Option<u64>,
     lock_delay_ms: Option<u64>,
+    #[serde(default)]
+    yields: bool,
 }
 
 /// `proclaim`.
@@ -84,7 +88,7 @@ struct Resign {
     token: Option<u64>,
 }
 
-/// `leader`.
+/// `leader`, `observe`, `unobserve`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Leader {
@@ -103,6 +107,7 @@ impl From<Campaign> for Acquire {
             permits: None,
             limit: None,
             reentrant: false,
+            yields: campaign.yields,
             lock_delay_ms: campaign.lock_delay_ms,
         }
     }
@@ -197,6 +202,8 @@ pub(super) enum Op {
     SetValue(SetValue),
     Watch(Watch),
     Ask(Ask),
+    Observe(Leader),
+    Unobserve(Leader),
     Place(OfAcquire),
     Cancel(OfAcquire),
 }
@@ -243,6 +250,8 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
             Op::Release(OfHold { key, token })
         }
         "leader" => Op::Ask(Ask::Leader(read(fields)?)),
+        "observe" => Op::Observe(read(fields)?),
+        "unobserve" => Op::Unobserve(read(fields)?),
         "set_value" => Op::SetValue(read(fields)?),
         "watch" => {
             let watch: Watch = read(fields)?;
@@ -283,6 +292,7 @@ mod tests {
             permits: None,
             limit: None,
             reentrant: false,
+            yields: false,
             lock_delay_ms: None,
         };
         assert_eq!(parse(line), Ok((json!(1), Op::Acquire(acquire))));

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold::{
-    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, MultiGuard, Session,
-    Ticket, WatchTarget,
+    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, MultiGuard, Observation,
+    Session, Ticket, WatchTarget, YieldAsked, Yields,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
@@ -13,8 +13,8 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::super::exit::{CliError, failure_json};
-use super::super::json;
 use super::super::watch::place;
+use super::super::{json, observe};
 use super::ask::answer;
 use super::request::{
     Acquire, AcquireAll, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse,
@@ -24,13 +24,16 @@ use super::request::{
 const LINE_LEN_MAX: u64 = 64 * 1024;
 /// Requests without a reply.
 const OPEN_MAX: usize = 4096;
+/// Elections that are observed at a time.
+const OBSERVED_MAX: usize = 64;
 /// Lines that wait to be written; with these, nothing more is read.
 const LINES_MAX: usize = 1024;
 
 /// What a request's task ends with.
 enum Done {
     Reply(Value),
-    Granted(Guard),
+    /// And whether requests to yield are to be told.
+    Granted(Guard, bool),
     GrantedAll(MultiGuard),
 }
 
@@ -57,6 +60,8 @@ struct Pipe {
     holds: BTreeMap<String, Vec<Guard>>,
     /// Of several keys, by the token of the first.
     groups: BTreeMap<u64, MultiGuard>,
+    /// Elections that are observed.
+    observed: BTreeMap<String, AbortHandle>,
     tasks: JoinSet<(String, Done)>,
     open: Open,
     out: mpsc::Sender<Value>,
@@ -71,6 +76,7 @@ pub(super) async fn run(client: Client, session: Session, ttl: Duration) -> Resu
         session,
         holds: BTreeMap::new(),
         groups: BTreeMap::new(),
+        observed: BTreeMap::new(),
         tasks: JoinSet::new(),
         open: BTreeMap::new(),
         out,
@@ -196,6 +202,13 @@ impl Pipe {
             Op::SetValue(value) => self.set_value(id, value).await,
             Op::Watch(request) => self.watch(id, request),
             Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
+            Op::Observe(of) => self.observe(&id, of.name).await,
+            Op::Unobserve(of) => {
+                if let Some(observer) = self.observed.remove(&of.name) {
+                    observer.abort();
+                }
+                self.reply(&id, json!({ "ok": true })).await;
+            }
             Op::Place(place) => self.place(id, &place.target).await,
             Op::Ask(ask) => {
                 let client = self.client.clone();
@@ -286,7 +299,7 @@ impl Pipe {
         };
         self.spawn(id, Some(acquiring.ticket()), async move {
             match acquiring.granted().await {
-                Ok(guard) => Done::Granted(guard),
+                Ok(guard) => Done::Granted(guard, acquire.yields),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
@@ -433,6 +446,24 @@ impl Pipe {
         }
     }
 
+    /// Tells who leads an election until that is not wanted any more.
+    async fn observe(&mut self, id: &Value, name: String) {
+        self.observed.retain(|_, observer| !observer.is_finished());
+        if self.observed.contains_key(&name) || self.observed.len() >= OBSERVED_MAX {
+            let text = format!("it is observed already, or {OBSERVED_MAX} others are");
+            return self.refuse(id, &Failure::new(ErrorCode::BUSY, text)).await;
+        }
+        match self.client.election(name.clone()).observe() {
+            Err(error) => self.refuse(id, error.failure()).await,
+            Ok(observation) => {
+                self.reply(id, json!({ "ok": true })).await;
+                let observer =
+                    tokio::spawn(tell_leaders(name.clone(), observation, self.out.clone()));
+                self.observed.insert(name, observer.abort_handle());
+            }
+        }
+    }
+
     /// Tells where an acquire waits.
     async fn place(&mut self, id: Value, target: &Value) {
         let Some((_, _, Kind::Acquire(ticket))) = self.open.get(&target.to_string()) else {
@@ -484,7 +515,7 @@ impl Pipe {
                 self.groups.insert(token, guard);
                 self.reply(&id, reply).await;
             }
-            Done::Granted(guard) => {
+            Done::Granted(guard, yields) => {
                 let mut reply = json!({
                     "ok": true,
                     "key": guard.key(),
@@ -500,8 +531,19 @@ impl Pipe {
                 if entries.is_empty() {
                     tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
                 }
+                let asked = yields.then(|| guard.yields());
+                let (key, token) = (guard.key().to_owned(), guard.token().0);
                 entries.push(guard);
                 self.reply(&id, reply).await;
+                match asked {
+                    Some(Ok(asked)) => {
+                        tokio::spawn(tell_yields(key, asked, self.out.clone()));
+                    }
+                    Some(Err(error)) => {
+                        self.say(deaf(&key, token, error.failure())).await;
+                    }
+                    None => {}
+                }
             }
         }
     }
@@ -520,6 +562,7 @@ impl Pipe {
 
     /// Gives everything back.
     async fn close(mut self) -> Result<(), CliError> {
+        self.observed.values().for_each(AbortHandle::abort);
         self.tasks.shutdown().await;
         let own: Vec<Guard> = std::mem::take(&mut self.holds)
             .into_values()
@@ -532,6 +575,52 @@ impl Pipe {
         }
         Ok(self.session.close().await?)
     }
+}
+
+/// Tells of an election's changes.
+async fn tell_leaders(name: String, mut observation: Observation, out: mpsc::Sender<Value>) {
+    loop {
+        let (line, last) = match observation.next().await {
+            Ok(observed) => (observe::object(&name, &observed), false),
+            Err(error) => {
+                let mut line = failure_json(error.failure());
+                (line["event"], line["name"]) = ("unobserved".into(), name.as_str().into());
+                (line, true)
+            }
+        };
+        if out.send(line).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+/// Tells of requests to give a hold up until it is over.
+async fn tell_yields(key: String, mut yields: Yields, out: mpsc::Sender<Value>) {
+    loop {
+        let token = yields.token().0;
+        let (line, last) = match yields.next().await {
+            Ok(None) => return,
+            Ok(Some(YieldAsked { who, why, within })) => {
+                let within_ms = within.as_millis() as u64;
+                let line = json!({
+                    "event": "yield", "key": key, "token": token, "who": who, "why": why,
+                    "within_ms": within_ms,
+                });
+                (line, false)
+            }
+            Err(error) => (deaf(&key, token, error.failure()), true),
+        };
+        if out.send(line).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+/// Requests to yield are not heard of any more.
+fn deaf(key: &str, token: u64, failure: &Failure) -> Value {
+    let mut line = failure_json(failure);
+    (line["event"], line["key"], line["token"]) = ("yields_ended".into(), key.into(), token.into());
+    line
 }
 
 /// Tells of a hold's changes until it is lost or given back.
