@@ -172,12 +172,12 @@ impl Core {
             Begin::State => WatchFrom::State,
             Begin::Cursor(cursor) => {
                 let at = cursor.position(self.router.cluster, shard).map_err(Failure::of)?;
-                self.from_position(shard, at)
+                self.position_after(shard, at)
             }
         })
     }
 
-    fn from_position(&self, shard: ShardId, at: Revision) -> WatchFrom {
+    fn position_after(&self, shard: ShardId, at: Revision) -> WatchFrom {
         WatchFrom::Cursor { cursor: Cursor::of(self.router.cluster, shard, at).encode() }
     }
 
@@ -328,7 +328,7 @@ impl Core {
     }
 
     fn take_events(&mut self, id: WatchId, shard: ShardId, told: WatchEvents) {
-        let from = self.from_position(shard, told.revision);
+        let from = self.position_after(shard, told.revision);
         let Some(feed) = self.feed_of(id, shard) else { return };
         feed.partial.extend(told.events);
         if told.more {

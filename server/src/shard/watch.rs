@@ -35,7 +35,7 @@ impl<E: Env> Shard<E> {
     }
 
     /// Takes a watch; what it is told goes to `to`.
-    pub fn watch(self: &Rc<Self>, name: WatchName, target: Target, start: Start, to: ReplyTo) {
+    pub fn watch(self: &Rc<Self>, name: WatchName, target: Target, start: Start, to: &ReplyTo) {
         if self.is_stopping() {
             return to.error(ErrorCode::SHUTTING_DOWN, self.leader());
         }
