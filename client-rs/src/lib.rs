@@ -96,6 +96,7 @@ pub use leasehold_protocol::member::{
     MemberChange, MemberInfo, MemberOperation, MemberPhase, MembersReply, NewMember, ShardProgress,
     Standing,
 };
+pub use leasehold_protocol::outcome::{Grant, Outcome};
 pub use leasehold_protocol::peer::MemberEntry;
 pub use leasehold_protocol::reply::{
     Delay, Holder, KeyInfo, KeysReply, LastEnd, NodeStatus, Role, SessionInfo, SessionsReply,

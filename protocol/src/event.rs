@@ -192,3 +192,24 @@ pub enum EventKind {
         within_ms: u32,
     },
 }
+
+impl EventKind {
+    /// The key that it is about; `None` for what happens to a lease.
+    pub fn key(&self) -> Option<&[u8]> {
+        match self {
+            Self::LeaseOpened { .. } | Self::LeaseEnded { .. } => None,
+            Self::Granted { key, .. }
+            | Self::Queued { key, .. }
+            | Self::WaitEnded { key, .. }
+            | Self::Ended { key, .. }
+            | Self::ForcedPending { key, .. }
+            | Self::Vacant { key }
+            | Self::Converted { key, .. }
+            | Self::LimitChanged { key, .. }
+            | Self::DelayBegan { key, .. }
+            | Self::DelayEnded { key, .. }
+            | Self::ValueChanged { key, .. }
+            | Self::YieldAsked { key, .. } => Some(key),
+        }
+    }
+}

@@ -114,6 +114,9 @@ impl Key {
     }
 }
 
+/// The keys of an acquire with the outcomes of their waits.
+type Parts<'a> = Vec<(&'a [u8], Outcome)>;
+
 /// What was seen, by name.
 type Seen = BTreeMap<&'static str, u64>;
 
@@ -228,7 +231,10 @@ impl Replay {
                 let entry = self.keys.entry(key.clone()).or_default();
                 let at = entry.holders.iter().position(|one| one.token == token.0);
                 let held = entry.holders.remove(at.ok_or("nobody held it")?);
-                let begins = |one: &EventKind| matches!(one, EventKind::DelayBegan { key: k, token: t, .. } if (k, t) == (key, token));
+                let begins = |one: &EventKind| match one {
+                    EventKind::DelayBegan { key: k, token: t, .. } => (k, t) == (key, token),
+                    _ => false,
+                };
                 let lost = matches!(reason, EndReason::LeaseExpired | EndReason::Forced { .. });
                 if step.events.iter().any(begins) {
                     if !lost {
@@ -263,6 +269,14 @@ impl Replay {
                 holder.mode = *mode;
                 Ok(())
             }
+            other => self.other_event(other, seen),
+        }
+    }
+
+    /// Queues, limits, and what changes nothing of who holds.
+    fn other_event(&mut self, event: &EventKind, seen: &mut Seen) -> Result<(), &'static str> {
+        let mut count = |name| *seen.entry(name).or_default() += 1;
+        match event {
             EventKind::LimitChanged { key, limit, .. } => {
                 count("limits");
                 self.keys.entry(key.clone()).or_default().limit = *limit;
@@ -357,7 +371,7 @@ impl Replay {
 
     /// All or none: what was asked for together is granted together.
     fn several(&mut self, step: &Step, seen: &mut Seen, wrong: &mut impl FnMut(String)) {
-        let mut ended: BTreeMap<(LeaseId, Number), Vec<(&[u8], Outcome)>> = BTreeMap::new();
+        let mut ended: BTreeMap<(LeaseId, Number), Parts<'_>> = BTreeMap::new();
         for event in &step.events {
             if let EventKind::WaitEnded { key, lease, number, outcome } = event {
                 ended.entry((*lease, *number)).or_default().push((key, *outcome));

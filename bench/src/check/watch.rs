@@ -49,26 +49,8 @@ impl Watched {
     }
 
     fn of_mine(&self, events: &[WatchEvent]) -> Vec<WatchEvent> {
-        let mine = |event: &&WatchEvent| key_of(event).is_some_and(|key| self.covers(key));
+        let mine = |event: &&WatchEvent| event.kind.key().is_some_and(|key| self.covers(key));
         events.iter().filter(mine).cloned().collect()
-    }
-}
-
-fn key_of(event: &WatchEvent) -> Option<&[u8]> {
-    match &event.kind {
-        EventKind::LeaseOpened { .. } | EventKind::LeaseEnded { .. } => None,
-        EventKind::Granted { key, .. }
-        | EventKind::Queued { key, .. }
-        | EventKind::WaitEnded { key, .. }
-        | EventKind::Ended { key, .. }
-        | EventKind::ForcedPending { key, .. }
-        | EventKind::Vacant { key }
-        | EventKind::Converted { key, .. }
-        | EventKind::LimitChanged { key, .. }
-        | EventKind::DelayBegan { key, .. }
-        | EventKind::DelayEnded { key, .. }
-        | EventKind::ValueChanged { key, .. }
-        | EventKind::YieldAsked { key, .. } => Some(key),
     }
 }
 

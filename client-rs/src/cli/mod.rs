@@ -19,6 +19,7 @@ mod status;
 mod transfer_leader;
 #[allow(unsafe_code, reason = "one call of the C library that has no safe form")]
 mod tty;
+mod watch;
 mod why;
 
 use std::io::Write;
@@ -53,6 +54,8 @@ enum Verb {
     Why(why::Args),
     /// Lists keys that are held or waited for
     Ls(ls::Args),
+    /// Shows what happens to a key, to keys with a prefix, or to all
+    Watch(watch::Args),
     /// Lists live leases
     Sessions(sessions::Args),
     /// Ends somebody's hold
@@ -102,6 +105,7 @@ fn run(args: Args) -> Result<ExitCode, CliError> {
         Verb::Keeper => single(lock::keep()),
         Verb::Get(args) => shared(get::run(&options, args)),
         Verb::Ls(args) => shared(ls::run(&options, args)),
+        Verb::Watch(args) => shared(watch::run(&options, args)),
         Verb::Sessions(args) => shared(sessions::run(&options, args)),
         Verb::ForceRelease(args) => shared(force_release::run(&options, args)),
         Verb::Observe(args) => shared(observe::run(&options, args)),

@@ -252,7 +252,7 @@ impl<E: Env> Router<E> {
                 match *request {
                     Request::Status(request) => self.status(request, to, origin),
                     Request::Watch(request) => {
-                        self.open_watch(WatchName { core: from, id }, request, to);
+                        self.open_watch(WatchName { core: from, id }, request, &to);
                     }
                     request => self.route(request, to, origin),
                 }

@@ -95,7 +95,9 @@ impl Connection {
     /// Ends all watches: the connection is over.
     pub(super) fn unwatch_all(&self) {
         let watches = self.watching.0.take();
-        watches.values().for_each(|watched| self.forget(watched));
+        for watched in watches.values() {
+            self.forget(watched);
+        }
     }
 
     fn forget(&self, watched: &Watched) {
@@ -116,7 +118,7 @@ impl<E: Env> Router<E> {
         let name = WatchName { core: self.core(), id: self.next_hop.get() };
         if self.shards.contains_key(&request.shard) {
             self.next_hop.set(name.id + 1);
-            self.open_watch(name, request, to);
+            self.open_watch(name, request, &to);
         } else {
             let core = request.shard.0 as usize % self.cores();
             self.hop(core, Request::Watch(request), to, Origin::Client);
@@ -139,7 +141,7 @@ impl<E: Env> Router<E> {
     }
 
     /// Opens a watch of a shard that lives here, whatever core its connection is on.
-    pub(super) fn open_watch(&self, name: WatchName, request: WatchRequest, to: ReplyTo) {
+    pub(super) fn open_watch(&self, name: WatchName, request: WatchRequest, to: &ReplyTo) {
         let Some(shard) = self.shards.get(&request.shard) else {
             return to.error(ErrorCode::WRONG_SHARD, NodeId(0));
         };

@@ -65,6 +65,11 @@ impl<E: Env> Shard<E> {
                 Err(code) => refusal(code),
                 Ok(_) => self.keys(vec![state.key_info(&get.key)], false, stale),
             },
+            Request::List(list)
+                if !list.after.is_empty() && !list.after.starts_with(&list.prefix) =>
+            {
+                refusal(ErrorCode::PAGE_OF_OTHER_QUERY)
+            }
             Request::List(list) => {
                 let limit = list.limit.clamp(1, PAGE_LEN_MAX);
                 let (keys, more) = state.list(&list.prefix, &list.after, limit as usize);

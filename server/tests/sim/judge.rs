@@ -25,7 +25,7 @@ const SEEN_MIN: u64 = 10;
 pub(crate) const SERVED_MIN: u64 = 15;
 
 /// What the runs of an invocation must have together, by the checkers' own counters.
-pub(crate) const JUDGED: [&str; 32] = [
+pub(crate) const JUDGED: [&str; 31] = [
     "G1.handovers",
     "G1.logged",
     "G2.tokens",
@@ -52,7 +52,6 @@ pub(crate) const JUDGED: [&str; 32] = [
     "modes.limits",
     "modes.delays_begun",
     "modes.delays_ended",
-    "modes.delays_prolonged",
     "modes.values",
     "modes.requests",
     "modes.expired",

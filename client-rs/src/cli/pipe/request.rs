@@ -146,6 +146,15 @@ pub(super) struct Get {
     pub(super) key: String,
 }
 
+/// `watch`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Watch {
+    pub(super) key: Option<String>,
+    pub(super) prefix: Option<String>,
+    pub(super) from: Option<String>,
+}
+
 /// `set_limit`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -191,6 +200,7 @@ pub(super) enum Op {
     Remaining(OfHold),
     Mode(SetMode),
     SetValue(SetValue),
+    Watch(Watch),
     Ask(Ask),
     Observe(Leader),
     Unobserve(Leader),
@@ -243,6 +253,13 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
         "observe" => Op::Observe(read(fields)?),
         "unobserve" => Op::Unobserve(read(fields)?),
         "set_value" => Op::SetValue(read(fields)?),
+        "watch" => {
+            let watch: Watch = read(fields)?;
+            if watch.key.is_some() && watch.prefix.is_some() {
+                return Err("\"key\" and \"prefix\" exclude each other".to_owned());
+            }
+            Op::Watch(watch)
+        }
         "get" => Op::Ask(Ask::Get(read(fields)?)),
         "why" => Op::Ask(Ask::Why(read(fields)?)),
         "set_limit" => Op::Ask(Ask::SetLimit(read(fields)?)),

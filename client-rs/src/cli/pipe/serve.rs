@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::{
     ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, MultiGuard, Observation,
-    Session, Ticket, YieldAsked, Yields,
+    Session, Ticket, WatchTarget, YieldAsked, Yields,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
@@ -13,10 +13,11 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::super::exit::{CliError, failure_json};
+use super::super::watch::place;
 use super::super::{json, observe};
 use super::ask::answer;
 use super::request::{
-    Acquire, AcquireAll, HoldMode, Misread, OfHold, Op, SetMode, SetValue, parse,
+    Acquire, AcquireAll, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse,
 };
 
 /// Longest line of input, in bytes.
@@ -38,8 +39,18 @@ enum Done {
 
 type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Requests that are open, by their id's text. An acquire has a ticket.
-type Open = BTreeMap<String, (Value, AbortHandle, Option<Ticket>)>;
+/// What an open request is, as far as others may refer to it.
+enum Kind {
+    /// It ends by itself.
+    Plain,
+    /// It waits in a queue.
+    Acquire(Ticket),
+    /// It tells until it is cancelled.
+    Watch,
+}
+
+/// Requests that are open, by their id's text.
+type Open = BTreeMap<String, (Value, AbortHandle, Kind)>;
 
 struct Pipe {
     client: Client,
@@ -189,6 +200,7 @@ impl Pipe {
             Op::Remaining(hold) => self.remaining(&id, &hold).await,
             Op::Mode(mode) => self.mode(id, mode).await,
             Op::SetValue(value) => self.set_value(id, value).await,
+            Op::Watch(request) => self.watch(id, request),
             Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
             Op::Observe(of) => self.observe(&id, of.name).await,
             Op::Unobserve(of) => {
@@ -208,16 +220,54 @@ impl Pipe {
         }
     }
 
+    /// Open until it is cancelled or cut off; what it tells is news.
+    fn watch(&mut self, id: Value, request: Watch) {
+        let target = match (request.key, request.prefix) {
+            (Some(key), _) => WatchTarget::key(key),
+            (None, prefix) => WatchTarget::prefix(prefix.unwrap_or_default()),
+        };
+        let from = place(request.from.as_deref().unwrap_or("now"));
+        let (client, out, name) = (self.client.clone(), self.out.clone(), id.clone());
+        self.spawn_as(id, Kind::Watch, async move {
+            let begun = from.and_then(|from| client.watch(&target, &from));
+            let mut watch = match begun {
+                Ok(watch) => watch,
+                Err(error) => return Done::Reply(failure_json(error.failure())),
+            };
+            loop {
+                let item = match watch.next().await {
+                    Ok(item) => item,
+                    Err(error) => return Done::Reply(failure_json(error.failure())),
+                };
+                let mut line = json::watch_item(&item, watch.cursor().as_ref());
+                line["watch"] = name.clone();
+                // Nobody listens any more: the loop ends by that, too.
+                if out.send(line).await.is_err() {
+                    return Done::Reply(json!({}));
+                }
+            }
+        });
+    }
+
     fn spawn(
         &mut self,
         id: Value,
         ticket: Option<Ticket>,
         work: impl Future<Output = Done> + Send + 'static,
     ) {
+        self.spawn_as(id, ticket.map_or(Kind::Plain, Kind::Acquire), work);
+    }
+
+    fn spawn_as(
+        &mut self,
+        id: Value,
+        kind: Kind,
+        work: impl Future<Output = Done> + Send + 'static,
+    ) {
         let name = id.to_string();
         let tag = name.clone();
         let handle = self.tasks.spawn(async move { (tag, work.await) });
-        self.open.insert(name, (id, handle, ticket));
+        self.open.insert(name, (id, handle, kind));
     }
 
     async fn acquire(&mut self, id: Value, acquire: Acquire) {
@@ -416,10 +466,10 @@ impl Pipe {
 
     /// Tells where an acquire waits.
     async fn place(&mut self, id: Value, target: &Value) {
-        let open = self.open.get(&target.to_string());
-        let Some(ticket) = open.and_then(|(_, _, ticket)| ticket.clone()) else {
+        let Some((_, _, Kind::Acquire(ticket))) = self.open.get(&target.to_string()) else {
             return self.refuse(&id, &Failure::of(ErrorCode::NOT_QUEUED)).await;
         };
+        let ticket = ticket.clone();
         self.spawn(id, None, async move {
             match ticket.place().await {
                 Ok(Some(place)) => Done::Reply(json::place(&place)),
@@ -433,7 +483,7 @@ impl Pipe {
     async fn cancel(&mut self, id: &Value, target: &Value) {
         let name = target.to_string();
         match self.open.get(&name) {
-            Some((_, handle, Some(_))) if !handle.is_finished() => {
+            Some((_, handle, Kind::Acquire(_) | Kind::Watch)) if !handle.is_finished() => {
                 handle.abort();
                 let (target, ..) = self.open.remove(&name).expect("just looked up");
                 self.refuse(&target, &Failure::of(ErrorCode::CANCELLED)).await;

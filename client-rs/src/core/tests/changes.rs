@@ -159,6 +159,21 @@ fn an_entry_that_is_heard_of_late_is_settled_by_a_read() {
 }
 
 #[test]
+fn an_entry_at_the_version_of_the_last_read_is_current_at_once() {
+    let mut rig = Rig::new();
+    let (session, _, _) = rig.holding();
+    rig.advance(TTL / 3);
+    let renew = rig.take_renew();
+    rig.renewed(&renew, 2);
+    let read = rig.take_holds();
+    rig.holds(&read, 2, &[(5, false)]);
+    let second = rig.acquire_as(session, "k", Wait::Unlimited, None, REENTRANT);
+    let acquire = rig.take_acquire();
+    rig.outcome(&acquire, entered(5, 2));
+    rig.acquired(second).expect("it held the key at that very version");
+}
+
+#[test]
 fn a_downgrade_keeps_the_token_and_counts_from_the_call() {
     let mut rig = Rig::new();
     let (_, op, held) = rig.holding();

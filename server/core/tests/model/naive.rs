@@ -288,24 +288,13 @@ impl Model {
                 self.serve(run, vec![key.clone()]);
                 Ok(Outcome::Forced { token: *token, passed_on: true, revision })
             }
-            Command::TimeOut { lease, number } => {
-                if !self.is_live(*lease) {
-                    return refuse(ErrorCode::LEASE_DEAD);
-                }
-                let waits = self.lease(*lease).memory.get(&number.0);
-                if waits.is_none_or(|memory| memory.result.is_some()) {
-                    return refuse(ErrorCode::NOT_QUEUED);
-                }
-                let outcome = Outcome::TimedOut { revision };
-                self.end_wait(run, *lease, *number, outcome);
-                Ok(outcome)
-            }
             further => self.dispatch_further(run, further),
         }
     }
 
     fn dispatch_further(&mut self, run: &mut Run, command: &Command) -> Applied {
         match command {
+            Command::TimeOut { lease, number } => self.time_out(run, *lease, *number),
             Command::SetLimit { key, limit, who } => self.set_limit(run, key, *limit, who),
             Command::EndDelay { key, token } => self.end_delay(run, key, *token),
             Command::Member(_) => unreachable!("the member table has tests of its own"),
@@ -315,6 +304,19 @@ impl Model {
             }
             _ => unreachable!("handled before"),
         }
+    }
+
+    fn time_out(&mut self, run: &mut Run, lease: LeaseId, number: Number) -> Applied {
+        if !self.is_live(lease) {
+            return refuse(ErrorCode::LEASE_DEAD);
+        }
+        let waits = self.lease(lease).memory.get(&number.0);
+        if waits.is_none_or(|memory| memory.result.is_some()) {
+            return refuse(ErrorCode::NOT_QUEUED);
+        }
+        let outcome = Outcome::TimedOut { revision: run.revision };
+        self.end_wait(run, lease, number, outcome);
+        Ok(outcome)
     }
 
     fn is_live(&self, id: LeaseId) -> bool {

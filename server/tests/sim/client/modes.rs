@@ -53,9 +53,13 @@ impl Work<'_> {
             }
             self.act(&session, &taken).await;
         }
-        let keep = self.me.rng.chance(60) && !self.me.calm.get();
+        let keep = self.me.rng.chance(120) && !self.me.calm.get();
         if !keep && !session.is_dead() {
             self.give_back(&session, &taken).await;
+        } else if keep && self.me.rng.chance(400) {
+            // Falls silent, so that the lease expires and what it holds is lost.
+            session.close();
+            self.sessions.remove(&session.shard);
         }
     }
 
@@ -178,7 +182,9 @@ impl Work<'_> {
         if !session.confirmed().await {
             return None;
         }
-        holds.iter().for_each(|held| held.known());
+        for held in &holds {
+            held.known();
+        }
         Some(Taken { acquire, holds })
     }
 
@@ -256,7 +262,9 @@ impl Work<'_> {
     async fn give_back(&mut self, session: &Rc<Session>, taken: &Taken) {
         let keys: Vec<_> = taken.holds.iter().map(|held| held.key.clone()).collect();
         let holds = session.holds_of(&keys);
-        holds.iter().for_each(|held| session.give_back(held));
+        for held in &holds {
+            session.give_back(held);
+        }
         if self.me.rng.chance(500) {
             let acquire = taken.acquire;
             let all = |caller| Command::ReleaseAll { caller, acquire };
