@@ -111,10 +111,13 @@ fn start_node(running: &Running, node: u64) -> (Rc<Shard<SimEnv>>, Rc<Membership
     (shard, membership)
 }
 
+/// What runs on a machine.
+type Node = (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>);
+
 /// Four machines, of which the first three are the cluster.
 struct World {
     cluster: Cluster,
-    nodes: BTreeMap<u64, (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>)>,
+    nodes: BTreeMap<u64, Node>,
 }
 
 impl World {
