@@ -78,6 +78,7 @@ pub(crate) fn client_hello() -> ClientHello {
 fn commands() -> Vec<(&'static str, Request)> {
     let mut all = plain_commands();
     all.extend(further_commands());
+    all.extend(commands_with_options());
     all
 }
 
@@ -141,41 +142,6 @@ fn further_commands() -> Vec<(&'static str, Request)> {
             }),
         ),
         (
-            "acquire-all",
-            command(Command::AcquireAll {
-                caller: caller(),
-                wants: vec![Want {
-                    key: key.clone(),
-                    mode: Mode::permits(2),
-                    limit: 5,
-                    reentrant: true,
-                }],
-                own: None,
-                value: b"worker-3".to_vec(),
-                wait_ms: 10_000,
-                delay_ms: 15_000,
-            }),
-        ),
-        (
-            "acquire-several",
-            command(Command::AcquireAll {
-                caller: caller(),
-                wants: ["jobs/{eu}/1", "jobs/{eu}/2"]
-                    .map(|key| Want {
-                        key: key.as_bytes().to_vec(),
-                        mode: Mode::EXCLUSIVE,
-                        limit: 0,
-                        reentrant: false,
-                    })
-                    .to_vec(),
-                own: None,
-                value: Vec::new(),
-                wait_ms: 10_000,
-                delay_ms: 0,
-            }),
-        ),
-        ("release-all", command(Command::ReleaseAll { caller: caller(), acquire: Number(38) })),
-        (
             "set-limit",
             command(Command::SetLimit { key: key.clone(), limit: 7, who: b"operator".to_vec() }),
         ),
@@ -207,6 +173,42 @@ fn further_commands() -> Vec<(&'static str, Request)> {
             })),
         ),
         ("time-out", command(Command::TimeOut { lease: LeaseId(7), number: Number(40) })),
+    ]
+}
+
+fn commands_with_options() -> Vec<(&'static str, Request)> {
+    let key = b"jobs/nightly".to_vec();
+    vec![
+        (
+            "acquire-all",
+            command(Command::AcquireAll {
+                caller: caller(),
+                wants: vec![Want { key, mode: Mode::permits(2), limit: 5, reentrant: true }],
+                own: None,
+                value: b"worker-3".to_vec(),
+                wait_ms: 10_000,
+                delay_ms: 15_000,
+            }),
+        ),
+        (
+            "acquire-several",
+            command(Command::AcquireAll {
+                caller: caller(),
+                wants: ["jobs/{eu}/1", "jobs/{eu}/2"]
+                    .map(|key| Want {
+                        key: key.as_bytes().to_vec(),
+                        mode: Mode::EXCLUSIVE,
+                        limit: 0,
+                        reentrant: false,
+                    })
+                    .to_vec(),
+                own: None,
+                value: Vec::new(),
+                wait_ms: 10_000,
+                delay_ms: 0,
+            }),
+        ),
+        ("release-all", command(Command::ReleaseAll { caller: caller(), acquire: Number(38) })),
     ]
 }
 
