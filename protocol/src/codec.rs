@@ -135,6 +135,7 @@ impl Request {
             Self::Transfer(_) => kind::TRANSFER,
             Self::Ping => kind::PING,
             Self::Claim(_) => kind::CLAIM,
+            Self::Backup(_) => kind::BACKUP,
         }
     }
 
@@ -157,6 +158,7 @@ impl Request {
             Self::Status(body) => encode_into(body, out),
             Self::Transfer(body) => encode_into(body, out),
             Self::Claim(body) => encode_into(body, out),
+            Self::Backup(body) => encode_into(body, out),
             Self::Ping => {}
         }
     }
@@ -174,6 +176,7 @@ impl Request {
             kind::STATUS => Self::Status(body_of(kind, body)?),
             kind::TRANSFER => Self::Transfer(body_of(kind, body)?),
             kind::CLAIM => Self::Claim(body_of(kind, body)?),
+            kind::BACKUP => Self::Backup(body_of(kind, body)?),
             kind::PING => empty_of(kind, body, Self::Ping)?,
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
@@ -202,6 +205,7 @@ impl Request {
             Self::Get(_)
             | Self::Holds(_)
             | Self::Claim(_)
+            | Self::Backup(_)
             | Self::Status(_)
             | Self::Transfer(_)
             | Self::Ping => Ok(()),
@@ -231,6 +235,7 @@ impl Reply {
             Self::Transferred => kind::TRANSFERRED,
             Self::Pong => kind::PONG,
             Self::Claim(_) => kind::CLAIM_REPLY,
+            Self::Backup(_) => kind::BACKUP_PART,
             Self::Error(_) => kind::ERROR,
         }
     }
@@ -252,6 +257,7 @@ impl Reply {
             Self::Holds(body) => encode_into(body, out),
             Self::Status(body) => encode_into(body, out),
             Self::Claim(body) => encode_into(body, out),
+            Self::Backup(body) => encode_into(body, out),
             Self::Error(body) => encode_into(body, out),
             Self::Transferred | Self::Pong => {}
         }
@@ -269,6 +275,7 @@ impl Reply {
             kind::STATUS_REPLY => Self::Status(body_of(kind, body)?),
             kind::TRANSFERRED => empty_of(kind, body, Self::Transferred)?,
             kind::CLAIM_REPLY => Self::Claim(body_of(kind, body)?),
+            kind::BACKUP_PART => Self::Backup(body_of(kind, body)?),
             kind::PONG => empty_of(kind, body, Self::Pong)?,
             kind::ERROR => Self::Error(body_of(kind, body)?),
             _ => return Err(DecodeError::UnknownKind { kind }),

@@ -186,4 +186,11 @@ pub enum EventKind {
         /// How soon, in milliseconds.
         within_ms: u32,
     },
+    /// The shard of a restored cluster began: no key is granted until `QuarantineEnded`.
+    QuarantineBegan {
+        /// How long, in milliseconds.
+        for_ms: u32,
+    },
+    /// Keys are granted from now on.
+    QuarantineEnded,
 }

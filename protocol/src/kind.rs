@@ -23,6 +23,9 @@ pub const PING: u8 = 10;
 /// A `ClaimRequest`.
 pub const CLAIM: u8 = 11;
 
+/// A `BackupRequest`.
+pub const BACKUP: u8 = 25;
+
 /// A `ServerHello`.
 pub const SERVER_HELLO: u8 = 129;
 /// An `OutcomeReply`.
@@ -43,6 +46,9 @@ pub const TRANSFERRED: u8 = 137;
 pub const PONG: u8 = 138;
 /// A `ClaimReply`.
 pub const CLAIM_REPLY: u8 = 139;
+
+/// A `BackupReply`.
+pub const BACKUP_PART: u8 = 155;
 
 /// Lowest kind that peers use between each other.
 pub const PEER_MIN: u8 = 192;
@@ -71,6 +77,7 @@ pub const fn name(kind: u8) -> &'static str {
         TRANSFER => "transfer",
         PING => "ping",
         CLAIM => "claim",
+        BACKUP => "backup",
         SERVER_HELLO => "server_hello",
         OUTCOME => "outcome",
         RENEWED => "renewed",
@@ -81,6 +88,7 @@ pub const fn name(kind: u8) -> &'static str {
         TRANSFERRED => "transferred",
         PONG => "pong",
         CLAIM_REPLY => "claim_reply",
+        BACKUP_PART => "backup_part",
         ERROR => "error",
         PEER_MIN..=PEER_MAX => "peer",
         _ => "unknown",

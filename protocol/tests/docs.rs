@@ -76,10 +76,10 @@ fn the_sizes_of_types_are_those_of_the_code() {
         command::{Caller, Command, OwnLease, Want};
         outcome::{Outcome};
         request::{ClientHello, CommandRequest, RenewRequest, RenewItem, GetRequest, ListRequest,
-            SessionsRequest, HoldsRequest, ClaimRequest, StatusRequest, TransferRequest};
+            SessionsRequest, HoldsRequest, ClaimRequest, BackupRequest, StatusRequest, TransferRequest};
         reply::{ServerHello, NodeAddress, LeaderHint, OutcomeReply, RenewReply, RenewResult,
             KeysReply, KeyInfo, Holder, Waiter, Delay, YieldRequest, ClaimReply, Claimed, Waiting, SessionsReply, SessionInfo, HoldsReply, HeldKey,
-            StatusReply, NodeStatus, ShardStatus, ErrorReply};
+            StatusReply, NodeStatus, ShardStatus, BackupReply, BackupShard, ErrorReply};
     }
     .into();
     let said: BTreeMap<String, usize> = table("| type | bytes | fields |")

@@ -43,10 +43,11 @@ exits! {
     IoUring = 7, "io_uring_unavailable", "The kernel refuses `io_uring`; the remedy is named.";
     StorageFailed = 8, "storage_failed", "A write or sync failed; the node stopped at once and never retries one.";
     Watchdog = 9, "watchdog", "An executor made no progress for `watchdog-ms`.";
-    Clock = 10, "clock", "The wall clock is behind this build's date and no `token-floor` was given.";
+    Clock = 10, "clock", "The wall clock is behind this build's date and no `token-floor` was given, or behind the cluster that is restored.";
     Internal = 11, "internal", "A fault of the server.";
     ForcedStop = 12, "forced_stop", "A second signal came before the orderly stop was finished.";
     ChildFailed = 13, "child_failed", "`leaseholdd dev`: a node of the local cluster could not start.";
+    BackupUnusable = 14, "backup_unusable", "The backup cannot be read or is damaged; what is wrong with it is named.";
 }
 
 impl Exit {

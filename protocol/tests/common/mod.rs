@@ -11,14 +11,14 @@ use leasehold_protocol::ids::{
 };
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{
-    ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply, KeyInfo, KeysReply,
-    LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply, RenewResult, Reply, Role,
-    ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter, Waiting,
-    YieldRequest,
+    BackupReply, BackupShard, ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply,
+    KeyInfo, KeysReply, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply, RenewResult,
+    Reply, Role, ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter,
+    Waiting, YieldRequest,
 };
 use leasehold_protocol::request::{
-    ClaimRequest, ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest, ListRequest,
-    RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
+    BackupRequest, ClaimRequest, ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest,
+    ListRequest, RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
 };
 
 /// The cluster of all examples.
@@ -117,6 +117,16 @@ fn further_commands() -> Vec<(&'static str, Request)> {
     let key = b"jobs/nightly".to_vec();
     vec![
         ("begin", command(Command::Begin { token_base: TOKEN })),
+        (
+            "begin-restored",
+            command(Command::BeginRestored {
+                token_base: TOKEN,
+                lease_base: 1 << 32,
+                revision_base: 2 << 32,
+                quarantine_ms: 600_600,
+            }),
+        ),
+        ("end-quarantine", command(Command::EndQuarantine)),
         ("expire", command(Command::Expire { lease: LeaseId(7) })),
         ("end-forced", command(Command::EndForced { key: key.clone(), token: TOKEN })),
         (
@@ -210,6 +220,7 @@ pub(crate) fn requests() -> Vec<(&'static str, Request)> {
                 timeout_ms,
             }),
         ),
+        ("backup", Request::Backup(BackupRequest { shard, ticket: 99, part: 2, timeout_ms })),
         ("status", Request::Status(StatusRequest { timeout_ms })),
         ("transfer", Request::Transfer(TransferRequest { shard, to: NodeId(2), timeout_ms })),
         ("ping", Request::Ping),
@@ -360,6 +371,18 @@ fn holds_reply() -> HoldsReply {
     }
 }
 
+fn backup_reply() -> BackupReply {
+    let about = BackupShard {
+        shard: ShardId(3),
+        revision: REVISION,
+        last_token: TOKEN,
+        last_lease: LeaseId(8),
+        leases: 2,
+        keys: 1,
+    };
+    BackupReply { about, ticket: 99, part: 2, last: true, bytes: b"a piece".to_vec() }
+}
+
 fn claim_reply(claim: Claimed) -> Reply {
     Reply::Claim(ClaimReply { revision: REVISION, claim })
 }
@@ -435,6 +458,7 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ("claim-waits", claim_reply(waits)),
         ("claim-holds", claim_reply(Claimed::Holds(holds_reply().holds.remove(0)))),
         ("claim-over", claim_reply(Claimed::Over)),
+        ("backup-part", Reply::Backup(backup_reply())),
         ("status-reply", Reply::Status(status_reply())),
         ("transferred", Reply::Transferred),
         ("pong", Reply::Pong),

@@ -24,16 +24,20 @@ const SLOTS: u64 = 0x51;
 const DELAY: u64 = 0x52;
 const AGAIN: u64 = 0x53;
 const ASKED: u64 = 0x54;
+const QUARANTINE: u64 = 0x58;
 
 pub(crate) fn whole(state: &State, items: Sum) -> u64 {
-    Mix::new(STATE)
+    let mix = Mix::new(STATE)
         .word(state.shard.0.into())
         .word(state.revision)
         .word(state.begun.into())
         .word(state.last_token)
         .word(state.last_lease)
-        .word(items.0)
-        .done()
+        .word(items.0);
+    match state.quarantine_ms {
+        0 => mix.done(),
+        quarantine_ms => mix.word(QUARANTINE).word(quarantine_ms.into()).done(),
+    }
 }
 
 /// The sum over a lease and its retry memory.

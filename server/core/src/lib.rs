@@ -15,6 +15,7 @@ extern crate alloc;
 extern crate std;
 
 mod acquire;
+pub mod backup;
 mod batch;
 mod blob;
 mod convert;
@@ -27,6 +28,7 @@ pub mod invariants;
 pub mod lease;
 mod lifecycle;
 mod memory;
+mod quarantine;
 mod reenter;
 mod release;
 mod retry;

@@ -163,6 +163,8 @@ fn size_of_command(command: &Command) -> usize {
             Command::Open { label, .. } => label.len(),
             Command::Close { .. }
             | Command::Begin { .. }
+            | Command::BeginRestored { .. }
+            | Command::EndQuarantine
             | Command::Expire { .. }
             | Command::TimeOut { .. } => 0,
         }

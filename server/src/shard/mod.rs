@@ -9,12 +9,14 @@
 //! - Nothing that depends on the present (a renewal, a linearizable read, a dead lease) is answered
 //!   without a confirmed round that began after the request was read from its socket.
 
+mod backup;
 mod batch;
 mod count;
 mod expire;
 mod forward;
 mod probe;
 mod propose;
+mod quarantine;
 mod read;
 mod renew;
 mod waits;
@@ -31,10 +33,12 @@ use leasehold_protocol::ids::{LeaseId, NodeId, ShardId};
 use leasehold_protocol::planted;
 use leasehold_protocol::request::Request;
 
+use self::backup::Backups;
 use self::batch::{Pending, Slot};
 use self::count::{Totals, count_events};
 pub use self::expire::run_wheel;
 pub use self::forward::FORWARD_KIND;
+pub use self::quarantine::Beginning;
 use self::waits::Waits;
 use crate::admin::{CoreHandle, Counter};
 use crate::env::{Clock, Env, MonoTime};
@@ -85,6 +89,7 @@ pub struct Shard<E: Env> {
     timers: RefCell<ShardTimers>,
     leases: RefCell<LeaseTable>,
     waits: RefCell<Waits>,
+    backups: RefCell<Backups>,
     pending: RefCell<Pending>,
     /// Slots of the proposals under way.
     proposed: RefCell<BTreeMap<u64, Vec<Slot>>>,
@@ -125,6 +130,7 @@ impl<E: Env> Shard<E> {
             timers: RefCell::new(ShardTimers::new(id, wheel)),
             leases: RefCell::default(),
             waits: RefCell::default(),
+            backups: RefCell::default(),
             pending: RefCell::default(),
             proposed: RefCell::default(),
             next_proposal: Cell::new(0),
@@ -171,6 +177,7 @@ impl<E: Env> Shard<E> {
                 self.read(request, to, origin);
             }
             Request::Transfer(request) => self.transfer(request, to, origin),
+            Request::Backup(request) => self.backup(request, to, origin),
             Request::Hello(_) | Request::Status(_) | Request::Ping => {
                 to.error(ErrorCode::UNKNOWN_KIND, NodeId(0));
             }

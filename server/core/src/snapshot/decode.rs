@@ -12,7 +12,8 @@ use leasehold_protocol::planted;
 
 use super::former;
 use super::item::{
-    GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, RecordItem, WaiterItem,
+    GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, QuarantineItem, RecordItem,
+    WaiterItem,
 };
 use super::{
     BLOCK_HEADER_LEN, BLOCK_LEN_MAX, FORMER_VERSION, MAGIC, PRELUDE_LEN, SNAPSHOT_VERSION,
@@ -92,6 +93,8 @@ pub struct Decoder {
     blocks: u64,
     items: u64,
     build: Option<Build>,
+    /// The secrets were left out, and so the digest says nothing.
+    redacted: bool,
 }
 
 /// A state in the making.
@@ -110,6 +113,12 @@ impl Decoder {
     /// A decoder that has seen nothing.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same for what `Encoder::redacted` wrote: without its secrets a state has another
+    /// digest than the one that was written.
+    pub fn redacted() -> Self {
+        Self { redacted: true, ..Self::default() }
     }
 
     /// Takes the next bytes. After an error every call gives that error.
@@ -155,7 +164,7 @@ impl Decoder {
             return Ok(false);
         }
         build.state.sum = checker.sum();
-        if build.state.digest() == build.header.digest {
+        if self.redacted || build.state.digest() == build.header.digest {
             Ok(true)
         } else {
             Err(SnapshotError::Digest)
@@ -276,6 +285,7 @@ impl Decoder {
             (build, Item::Ghost(item)) => build.ghost(&item),
             (build, Item::Hold(item)) => build.hold(item),
             (build, Item::Waiter(item)) => build.waiter(&item),
+            (build, Item::Quarantine(item)) => build.quarantine(item),
             (_, Item::Header(_) | Item::End(_)) => unreachable!("handled above"),
         }
         .map_err(wrong)
@@ -290,6 +300,16 @@ impl Build {
         state.last_token = header.last_token;
         state.last_lease = header.last_lease;
         Self { state, header, lease: LeaseId(0), key: None, checker: None }
+    }
+
+    fn quarantine(&mut self, item: QuarantineItem) -> Result<(), &'static str> {
+        if self.lease != LeaseId(0) || self.key.is_some() || item.quarantine_ms == 0 {
+            return Err("a waiting time out of order");
+        }
+        match core::mem::replace(&mut self.state.quarantine_ms, item.quarantine_ms) {
+            0 => Ok(()),
+            _ => Err("a second waiting time"),
+        }
     }
 
     fn lease(&mut self, item: &LeaseItem) -> Result<(), &'static str> {

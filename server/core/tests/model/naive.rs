@@ -17,6 +17,8 @@ pub(crate) struct Model {
     pub(crate) begun: bool,
     pub(crate) token: u64,
     pub(crate) minted: u64,
+    /// Until it is 0 nothing is granted.
+    quarantine_ms: u32,
     pub(crate) leases: Vec<Lease>,
     pub(crate) keys: BTreeMap<Vec<u8>, Entry>,
 }
@@ -232,11 +234,33 @@ impl Model {
             self.token = token_base.0;
             return Ok(Outcome::Begun { revision });
         }
+        if let Command::BeginRestored { token_base, lease_base, quarantine_ms, .. } = command {
+            if self.begun {
+                return refuse(ErrorCode::ALREADY_BEGUN);
+            }
+            (self.begun, self.token, self.minted) = (true, token_base.0, *lease_base);
+            self.quarantine_ms = *quarantine_ms;
+            if *quarantine_ms > 0 {
+                run.events.push(EventKind::QuarantineBegan { for_ms: *quarantine_ms });
+            }
+            return Ok(Outcome::Begun { revision });
+        }
         if !self.begun {
             return refuse(ErrorCode::NOT_READY);
         }
+        if self.quarantine_ms > 0 && is_acquire(command) {
+            return refuse(ErrorCode::QUARANTINED);
+        }
         match command {
-            Command::Begin { .. } => unreachable!(),
+            Command::Begin { .. } | Command::BeginRestored { .. } => unreachable!(),
+            Command::EndQuarantine => {
+                if self.quarantine_ms == 0 {
+                    return refuse(ErrorCode::ALREADY_BEGUN);
+                }
+                self.quarantine_ms = 0;
+                run.events.push(EventKind::QuarantineEnded);
+                Ok(Outcome::Changed { token: Token(0), revision })
+            }
             Command::Open { ttl_ms, secret, .. } => {
                 let lease = self.mint(run, *ttl_ms, *secret, false);
                 Ok(Outcome::Opened { lease, revision })

@@ -65,6 +65,8 @@ fn command(command: &Command) -> &'static str {
         Command::EndDelay { .. } => "end_delay",
         Command::SetValue { .. } => "set_value",
         Command::AskYield { .. } => "ask_yield",
+        Command::BeginRestored { .. } => "begin_restored",
+        Command::EndQuarantine => "end_quarantine",
     }
 }
 
