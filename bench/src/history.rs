@@ -179,6 +179,14 @@ pub enum Outcome {
     Unknown,
 }
 
+impl Op {
+    /// The call certainly had no effect: it was refused, and no copy of it was sent before, whose
+    /// answer may have been lost. For commands without a number; others get the first answer again.
+    pub fn had_no_effect(&self) -> bool {
+        self.outcome.is_definite_failure() && self.attempts <= 1
+    }
+}
+
 impl Outcome {
     /// The shard's revision that the answer carried.
     pub fn revision(&self) -> Option<u64> {

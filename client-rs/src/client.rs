@@ -9,7 +9,7 @@ use leasehold_protocol::ids::{LeaseId, NodeId, Secret, ShardId, Token};
 use leasehold_protocol::limits::PAGE_LEN_MAX;
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{
-    KeyInfo, KeysReply, OutcomeReply, Reply, SessionInfo, SessionsReply, StatusReply,
+    Claimed, KeyInfo, KeysReply, OutcomeReply, Reply, SessionInfo, SessionsReply, StatusReply,
 };
 use leasehold_protocol::request::{
     CommandRequest, Freshness, GetRequest, ListRequest, Request, SessionsRequest, StatusRequest,
@@ -19,10 +19,12 @@ use leasehold_protocol::shard::{check_key, check_key_bound, check_label, check_r
 
 use crate::clock::BootTime;
 use crate::config::Config;
-use crate::core::{CallId, CallRequest, Timing};
+use crate::core::{CallId, CallRequest, Core, OpId, Timing, check_limit};
+use crate::election::Election;
 use crate::error::{CallError, ConfigError, ConnectError, Failure, SessionError};
 use crate::io::shared::Shared;
 use crate::session::Session;
+use crate::watch::{Watch, WatchFrom, WatchTarget};
 
 /// A client of one cluster. Cheap to clone; all clones share their connections.
 ///
@@ -123,6 +125,11 @@ impl Client {
         Session::open(&self.inner, ttl, label.into())
     }
 
+    /// The election of this name.
+    pub fn election(&self, name: impl Into<Vec<u8>>) -> Election {
+        Election::new(self.clone(), name.into())
+    }
+
     /// The number of shards, fixed for the cluster's life.
     pub fn shards(&self) -> u32 {
         self.inner.shards
@@ -131,6 +138,26 @@ impl Client {
     /// The shard that owns a key.
     pub fn shard_of(&self, key: &[u8]) -> ShardId {
         shard_of(key, self.inner.shards)
+    }
+
+    /// Watches what happens to a key, to the keys with a prefix, or to all (G6).
+    ///
+    /// ```no_run
+    /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {
+    /// use leasehold::{WatchFrom, WatchItem, WatchTarget};
+    ///
+    /// let mut watch = client.watch(&WatchTarget::prefix("jobs/"), &WatchFrom::Now)?;
+    /// loop {
+    ///     match watch.next().await? {
+    ///         WatchItem::Change { revision, events, .. } => println!("{revision}: {events:?}"),
+    ///         WatchItem::State { keys, .. } => println!("missed something; now: {keys:?}"),
+    ///         other => println!("{other:?}"),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn watch(&self, target: &WatchTarget, from: &WatchFrom) -> Result<Watch, CallError> {
+        Ok(Watch::begin(&self.inner, target, from)?)
     }
 
     /// Asks any node for a sign of life; returns how long that took.
@@ -290,6 +317,56 @@ impl Client {
         }
     }
 
+    /// Changes how many permits a semaphore has, 1 to 1024. Present holds keep theirs, whatever
+    /// their number; who waits for more than there are now is refused. Refused with `not_in_use`
+    /// if nobody holds the key or waits for it: then the next acquire decides.
+    pub async fn set_limit(
+        &self,
+        key: impl Into<Vec<u8>>,
+        limit: u32,
+        who: &str,
+    ) -> Result<(), CallError> {
+        let key = key.into();
+        check_key(&key).map_err(Failure::of)?;
+        check_limit(limit)?;
+        check_label(who.as_bytes()).map_err(Failure::of)?;
+        let who = who.as_bytes().to_vec();
+        self.operate(key.clone(), Command::SetLimit { key, limit, who }).await
+    }
+
+    /// Asks the holder of a key to give it up within some time; `token` names the hold that is
+    /// meant. Nothing but the holder's goodwill follows: it hears of it as a `Yield` of its session.
+    pub async fn ask_yield(
+        &self,
+        key: impl Into<Vec<u8>>,
+        token: Token,
+        who: &str,
+        why: &str,
+        within: Duration,
+    ) -> Result<(), CallError> {
+        let key = key.into();
+        check_key(&key).map_err(Failure::of)?;
+        check_label(who.as_bytes()).map_err(Failure::of)?;
+        check_reason(why.as_bytes()).map_err(Failure::of)?;
+        let (who, why) = (who.as_bytes().to_vec(), why.as_bytes().to_vec());
+        let within_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
+        let command = Command::AskYield { key: key.clone(), token, who, why, within_ms };
+        self.operate(key, command).await
+    }
+
+    /// An operator's command that may be repeated without harm.
+    async fn operate(&self, key: Vec<u8>, command: Command) -> Result<(), CallError> {
+        let shard = self.shard_of(&key);
+        let request = Request::Command(CommandRequest { shard, timeout_ms: 0, command });
+        match self.inner.call(Some(shard), request).await? {
+            Reply::Outcome(OutcomeReply { outcome: Outcome::Changed { .. }, .. }) => Ok(()),
+            Reply::Outcome(OutcomeReply {
+                outcome: Outcome::Refused { code, token, .. }, ..
+            }) => Err(Failure { token, ..Failure::of(code) }.into()),
+            _ => Err(misfit().into()),
+        }
+    }
+
     /// Moves a shard's leadership to a node, or to one that the leader chooses.
     pub async fn transfer_leader(
         &self,
@@ -313,10 +390,40 @@ impl Client {
 }
 
 impl ClientInner {
+    /// A refusal because of a lock-delay, with what is left of it, if the cluster tells.
+    pub(crate) async fn with_rest(&self, key: &[u8], mut failure: Failure) -> Failure {
+        let request =
+            GetRequest { key: key.to_vec(), freshness: Freshness::Linearizable, timeout_ms: 0 };
+        let shard = shard_of(key, self.shards);
+        if let Ok(Reply::Keys(reply)) = self.call(Some(shard), Request::Get(request)).await {
+            let delays = reply.keys.iter().flat_map(|info| &info.delays);
+            // If it is over meanwhile, nothing is left.
+            let rest = delays.filter_map(|delay| delay.remaining_ms).max().unwrap_or(0);
+            failure.message = format!("{} {rest} ms of it are left.", failure.message);
+            failure.rest_ms = Some(rest);
+        }
+        failure
+    }
+
     async fn call(&self, shard: Option<ShardId>, request: Request) -> Result<Reply, Failure> {
         let timeout = self.config.call_timeout;
+        self.answer(|core, now| core.call(now, CallRequest { shard, request, timeout })).await
+    }
+
+    /// What the cluster says of an acquire: its place in the queue, or its hold.
+    pub(crate) async fn claim(&self, op: OpId) -> Result<Claimed, Failure> {
+        match self.answer(|core, now| core.claim(now, op)).await? {
+            Reply::Claim(reply) => Ok(reply.claim),
+            _ => Err(misfit()),
+        }
+    }
+
+    async fn answer(
+        &self,
+        start: impl FnOnce(&mut Core, BootTime) -> Result<CallId, Failure>,
+    ) -> Result<Reply, Failure> {
         let (call, answer) = self.shared.enter(|inner, now| {
-            let call = inner.core.call(now, CallRequest { shard, request, timeout });
+            let call = start(&mut inner.core, now);
             inner.await_call(call)
         })?;
         let interest = Interest { shared: &self.shared, call };

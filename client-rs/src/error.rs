@@ -15,6 +15,9 @@ pub struct Failure {
     pub message: String,
     /// The present holder's token where the cluster told it, else 0.
     pub token: Token,
+    /// Of `delayed`: how much is left of the key's lock-delays, in milliseconds, where the cluster
+    /// told it.
+    pub rest_ms: Option<u32>,
 }
 
 impl Failure {
@@ -25,7 +28,7 @@ impl Failure {
 
     /// A failure with a sentence of its own.
     pub fn new(code: ErrorCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into(), token: Token(0) }
+        Self { code, message: message.into(), token: Token(0), rest_ms: None }
     }
 
     /// The stable name of the code.
@@ -127,6 +130,9 @@ pub enum AcquireError {
     /// Somebody else holds the key or waits for it, and this acquire does not wait.
     #[error("{0}")]
     Held(Failure),
+    /// A hold of the key was lost, its lock-delay is not over, and this acquire does not wait.
+    #[error("{0}")]
+    Delayed(Failure),
     /// The wait was over before the key was free.
     #[error("{0}")]
     TimedOut(Failure),
@@ -144,12 +150,13 @@ pub enum AcquireError {
     #[error("{0}")]
     Unknown(Failure),
 }
-failures!(AcquireError { Held, TimedOut, Lost, Refused, Unavailable, Unknown });
+failures!(AcquireError { Held, Delayed, TimedOut, Lost, Refused, Unavailable, Unknown });
 
 impl From<Failure> for AcquireError {
     fn from(failure: Failure) -> Self {
         match failure.code {
             ErrorCode::HELD => Self::Held(failure),
+            ErrorCode::DELAYED => Self::Delayed(failure),
             ErrorCode::TIMED_OUT => Self::TimedOut(failure),
             ErrorCode::LEASE_LOST | ErrorCode::LEASE_DEAD => Self::Lost(failure),
             code => match code.class() {
@@ -201,6 +208,45 @@ impl From<Failure> for RenewError {
         match failure.code.class() {
             ErrorClass::NotApplied => Self::Lost(failure),
             ErrorClass::Retryable | ErrorClass::Unknown => Self::Unavailable(failure),
+        }
+    }
+}
+
+/// A hold was not changed, or its outcome is not known.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChangeError {
+    /// Others hold the key too, so the hold did not become exclusive; it is what it was.
+    #[error("{0}")]
+    Conflict(Failure),
+    /// The hold was lost, or given back.
+    #[error("{0}")]
+    Lost(Failure),
+    /// The cluster or this library refused; the hold is what it was.
+    #[error("{0}")]
+    Refused(Failure),
+    /// There was no room for the request; the hold is what it was.
+    #[error("{0}")]
+    Unavailable(Failure),
+    /// The deadline passed first; the library goes on asking as long as the lease lives, and the
+    /// guard shows what came of it.
+    #[error("{0}")]
+    Unknown(Failure),
+}
+failures!(ChangeError { Conflict, Lost, Refused, Unavailable, Unknown });
+
+impl From<Failure> for ChangeError {
+    fn from(failure: Failure) -> Self {
+        match failure.code {
+            ErrorCode::UPGRADE_CONFLICT => Self::Conflict(failure),
+            ErrorCode::LEASE_LOST | ErrorCode::LEASE_DEAD | ErrorCode::NOT_OWNER => {
+                Self::Lost(failure)
+            }
+            code => match code.class() {
+                ErrorClass::NotApplied => Self::Refused(failure),
+                ErrorClass::Retryable => Self::Unavailable(failure),
+                ErrorClass::Unknown => Self::Unknown(failure),
+            },
         }
     }
 }
@@ -264,6 +310,9 @@ pub enum Error {
     /// See `RenewError`.
     #[error(transparent)]
     Renew(#[from] RenewError),
+    /// See `ChangeError`.
+    #[error(transparent)]
+    Change(#[from] ChangeError),
     /// See `CloseError`.
     #[error(transparent)]
     Close(#[from] CloseError),
@@ -282,6 +331,7 @@ impl Error {
             Self::Acquire(error) => error.failure(),
             Self::Release(error) => error.failure(),
             Self::Renew(error) => error.failure(),
+            Self::Change(error) => error.failure(),
             Self::Close(error) => error.failure(),
             Self::Call(error) => error.failure(),
         })

@@ -4,13 +4,15 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_protocol::ids::Token;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{Mode, Token};
+use leasehold_protocol::reply::Claimed;
 use tokio::sync::watch;
 
 use crate::client::{ClientInner, gone};
 use crate::clock::BootTime;
-use crate::core::{HoldCell, HoldState, LossCause, OpId};
-use crate::error::{ReleaseError, RenewError};
+use crate::core::{HoldCell, HoldState, LossCause, OpId, Wish};
+use crate::error::{CallError, ChangeError, Failure, ReleaseError, RenewError};
 use crate::io::shared::{Change, Reported};
 use crate::session::SessionInner;
 
@@ -42,15 +44,71 @@ impl Guard {
         own_lease: bool,
     ) -> Self {
         let Reported { held, changes } = reported;
-        let watch = HoldWatch { token: held.token, cell: held.cell, changes };
+        let watch = HoldWatch { cell: held.cell, changes };
         let client = Arc::clone(&session.client);
         let session = (!own_lease).then_some(session);
         Self { client, session, op, key, watch, released: false }
     }
 
-    /// The fencing token. Tokens of one key only ever rise (G2).
-    pub const fn token(&self) -> Token {
-        self.watch.token
+    /// The fencing token. Tokens of one key only ever rise (G2). It stays what it is until the hold
+    /// is upgraded.
+    pub fn token(&self) -> Token {
+        self.watch.token()
+    }
+
+    /// What a resource may raise its own floor to when it sees this hold used: it refuses what comes
+    /// with a token below the highest floor that it has seen. The token itself of an exclusive
+    /// hold; of holds that go together a lower one, that refuses none of them.
+    pub fn floor(&self) -> Token {
+        self.watch.cell.floor()
+    }
+
+    /// Exclusive, shared, or so many permits.
+    pub fn mode(&self) -> Mode {
+        self.watch.cell.mode()
+    }
+
+    /// The slots of a semaphore that this hold's permits took, numbered from 0: what the semaphore
+    /// guards is fenced slot by slot, by the highest token seen of each. Asks the cluster.
+    pub async fn slots(&self) -> Result<Vec<u32>, CallError> {
+        match self.client.claim(self.op).await? {
+            Claimed::Holds(held) => Ok(slots_of(&held.slots)),
+            _ => Err(Failure::new(ErrorCode::NOT_OWNER, "the hold has ended").into()),
+        }
+    }
+
+    /// Makes an exclusive hold shared: it goes on under its token, and waiting readers are let in.
+    /// Sent by this call, whether or not it is awaited.
+    pub fn downgrade(&self) -> impl Future<Output = Result<(), ChangeError>> + Send + 'static {
+        self.change(Wish::Mode(Mode::SHARED))
+    }
+
+    /// Makes a shared hold exclusive, if nobody else holds the key; else it fails at once and the
+    /// hold stays as it is. It passes by whoever waits, and comes with a new token. Sent by this
+    /// call, whether or not it is awaited.
+    pub fn upgrade(&self) -> impl Future<Output = Result<Token, ChangeError>> + Send + 'static {
+        let changed = self.change(Wish::Mode(Mode::EXCLUSIVE));
+        let watch = self.watch.clone();
+        async move { changed.await.map(|()| watch.token()) }
+    }
+
+    /// Replaces the value: at most 4096 bytes. Sent by this call, whether or not it is awaited.
+    pub fn set_value(
+        &self,
+        value: impl Into<Vec<u8>>,
+    ) -> impl Future<Output = Result<(), ChangeError>> + Send + 'static {
+        self.change(Wish::Value(value.into()))
+    }
+
+    fn change(&self, wish: Wish) -> impl Future<Output = Result<(), ChangeError>> + Send + use<> {
+        let started = self.client.shared.enter(|inner, now| {
+            let call = inner.core.change(now, self.op, wish);
+            inner.await_confirmation(call)
+        });
+        async move {
+            let (_, answer) = started?;
+            Ok(answer.await.unwrap_or_else(|_| Err(gone()))?)
+        }
     }
 
     /// The key.
@@ -90,7 +148,7 @@ impl Guard {
     pub fn renew(&self) -> impl Future<Output = Result<Duration, RenewError>> + Send + 'static {
         let started = self.client.shared.enter(|inner, now| {
             let call = inner.core.renew(now, self.op);
-            inner.await_renewal(call)
+            inner.await_confirmation(call)
         });
         let watch = self.watch.clone();
         async move {
@@ -126,18 +184,28 @@ impl Drop for Guard {
     }
 }
 
+/// The numbers of the slots that these bytes stand for: bit `i` of them is slot `i`.
+pub fn slots_of(bytes: &[u8]) -> Vec<u32> {
+    let slots = 0..bytes.len() as u32 * 8;
+    slots.filter(|slot| bytes[*slot as usize / 8] >> (slot % 8) & 1 == 1).collect()
+}
+
 /// A view of a hold, without any claim on it.
 #[derive(Clone, Debug)]
 pub struct HoldWatch {
-    token: Token,
     cell: Arc<HoldCell>,
     changes: watch::Receiver<Change>,
 }
 
 impl HoldWatch {
     /// See `Guard::token`.
-    pub const fn token(&self) -> Token {
-        self.token
+    pub fn token(&self) -> Token {
+        self.cell.token()
+    }
+
+    /// See `Guard::mode`.
+    pub fn mode(&self) -> Mode {
+        self.cell.mode()
     }
 
     /// See `Guard::remaining`.
@@ -173,5 +241,16 @@ impl HoldWatch {
             Ok(()) => Some(self.state()),
             Err(_) => self.cell.lost().map(HoldState::Lost),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::slots_of;
+
+    #[test]
+    fn slots_are_numbered_from_the_lowest_bit() {
+        assert_eq!(slots_of(&[0b1000_0001, 0b10]), [0, 7, 9]);
+        assert_eq!(slots_of(&[]), [0; 0]);
     }
 }

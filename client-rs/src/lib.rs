@@ -76,25 +76,31 @@ mod client;
 mod clock;
 mod config;
 mod core;
+mod election;
 mod error;
 mod guard;
 mod io;
 mod session;
+mod watch;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
-pub use leasehold_protocol::ids::{ClusterId, LeaseId, NodeId, Revision, ShardId, Token};
+pub use leasehold_protocol::event::{EndReason, EventKind};
+pub use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, NodeId, Revision, ShardId, Token};
 pub use leasehold_protocol::reply::{
-    Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
+    Delay, Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
     StatusReply, Waiter,
 };
 pub use leasehold_protocol::request::Freshness;
+pub use leasehold_protocol::watch::WatchEvent;
 
 pub use crate::client::{Client, Forced, KeyRead};
 pub use crate::config::{Config, parse_endpoints};
 pub use crate::core::{HoldState, LossCause, RiskCause};
+pub use crate::election::{Campaign, Election, Leader, Leadership};
 pub use crate::error::{
-    AcquireError, CallError, CloseError, ConfigError, ConnectError, Error, Failure, ReleaseError,
-    RenewError, SessionError,
+    AcquireError, CallError, ChangeError, CloseError, ConfigError, ConnectError, Error, Failure,
+    ReleaseError, RenewError, SessionError,
 };
-pub use crate::guard::{Guard, HoldWatch};
-pub use crate::session::{LockRequest, Session};
+pub use crate::guard::{Guard, HoldWatch, slots_of};
+pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};
+pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};

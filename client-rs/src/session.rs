@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_protocol::ids::Secret;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{Mode, Secret};
+use leasehold_protocol::reply::{Claimed, Holder, Waiting};
+use tokio::sync::oneshot;
 
 use crate::client::{ClientInner, gone, random_secret};
-use crate::core::{AcquireRequest, OpId, SessionId, Wait};
-use crate::error::{AcquireError, CloseError, Failure, SessionError};
+use crate::core::{AcquireRequest, OpId, Options, SessionId, Wait};
+use crate::error::{AcquireError, CallError, CloseError, Failure, SessionError};
 use crate::guard::Guard;
-use crate::io::shared::{Reported, Shared};
+use crate::io::shared::Reported;
 
 /// What a client holds and waits under: one lease in each shard it uses, opened when first needed
 /// and renewed by the library.
@@ -57,6 +60,7 @@ impl Session {
             value: Vec::new(),
             wait: Wait::Unlimited,
             own_ttl: None,
+            options: Options::PLAIN,
         }
     }
 
@@ -85,6 +89,7 @@ pub struct LockRequest {
     value: Vec<u8>,
     wait: Wait,
     own_ttl: Option<Duration>,
+    options: Options,
 }
 
 impl LockRequest {
@@ -109,39 +114,140 @@ impl LockRequest {
         self
     }
 
+    /// Asks for a shared hold: any number of them go together, and none with an exclusive one. One
+    /// queue serves both kinds in order, so that neither starves.
+    pub const fn shared(mut self) -> Self {
+        self.options.mode = Mode::SHARED;
+        self
+    }
+
+    /// Asks for so many permits of a semaphore that has `limit` of them, 1 to 1024. Whoever finds
+    /// the key unused decides how many it has; another number is refused with `limit_mismatch`,
+    /// and `Client::set_limit` changes it. One session holds a key once: who wants further permits
+    /// takes them under another session.
+    pub const fn permits(mut self, permits: u32, limit: u32) -> Self {
+        self.options.mode = Mode::permits(permits);
+        self.options.limit = limit;
+        self
+    }
+
+    /// If this session holds the key already, in the same mode or exclusively, enters that hold
+    /// once more under its token, where it would be refused with `already_held` otherwise. Each
+    /// entry has a guard of its own; the hold ends with the last of them.
+    pub const fn reentrant(mut self) -> Self {
+        self.options.reentrant = true;
+        self
+    }
+
+    /// If the hold is lost, its place stays taken for this long, at most 60 s: for a resource that
+    /// cannot check tokens and may still see late writes of the lost holder. Never after a release.
+    pub fn lock_delay(mut self, delay: Duration) -> Self {
+        self.options.delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        self
+    }
+
     /// Waits for the lock.
     ///
     /// Dropping the future cancels the request; if it was granted meanwhile, it is given back. The
     /// queue entry is gone within one round trip, or else with the session.
     pub async fn acquire(self) -> Result<Guard, AcquireError> {
-        let own = match self.own_ttl {
-            Some(ttl) => Some((own_ttl_ms(ttl), new_secret()?)),
-            None => None,
-        };
-        let own_lease = own.is_some();
-        let shared = &self.session.client.shared;
-        let request = AcquireRequest {
-            session: self.session.id,
-            key: self.key.clone(),
-            value: self.value,
-            wait: self.wait,
-            own,
-        };
-        let (op, answer) = shared.enter(|inner, now| {
-            let op = inner.core.acquire(now, request);
-            inner.await_acquire(op)
-        })?;
-        let mut interest = Interest { shared, op, open: true };
-        let reported: Result<Reported, Failure> = answer.await.unwrap_or_else(|_| Err(gone()));
-        interest.open = false;
-        drop(interest);
-        Ok(Guard::new(self.session, op, self.key, reported?, own_lease))
+        self.begin()?.granted().await
     }
 
     /// Takes the lock if it is free.
     pub async fn try_acquire(mut self) -> Result<Guard, AcquireError> {
         self.wait = Wait::Try;
         self.acquire().await
+    }
+
+    /// Sends the request; what it returns waits for the grant, and tells the place in the queue.
+    pub fn begin(self) -> Result<Acquiring, AcquireError> {
+        let own = match self.own_ttl {
+            Some(ttl) => Some((own_ttl_ms(ttl), new_secret()?)),
+            None => None,
+        };
+        let own_lease = own.is_some();
+        let request = AcquireRequest {
+            session: self.session.id,
+            key: self.key.clone(),
+            value: self.value,
+            wait: self.wait,
+            own,
+            options: self.options,
+        };
+        let (op, answer) = self.session.client.shared.enter(|inner, now| {
+            let op = inner.core.acquire(now, request);
+            inner.await_acquire(op)
+        })?;
+        let client = Arc::clone(&self.session.client);
+        let interest = Interest { client, op, open: true };
+        Ok(Acquiring { session: self.session, key: self.key, own_lease, interest, answer })
+    }
+}
+
+/// An acquire that was sent. Dropping it cancels the request; if it was granted meanwhile, it is
+/// given back.
+#[derive(Debug)]
+#[must_use = "dropping it cancels the request"]
+pub struct Acquiring {
+    session: Arc<SessionInner>,
+    key: Vec<u8>,
+    own_lease: bool,
+    interest: Interest,
+    answer: oneshot::Receiver<Result<Reported, Failure>>,
+}
+
+impl Acquiring {
+    /// Waits for the grant. Dropping the future cancels the request.
+    pub async fn granted(self) -> Result<Guard, AcquireError> {
+        let Self { session, key, own_lease, mut interest, answer } = self;
+        let reported = answer.await.unwrap_or_else(|_| Err(gone()));
+        interest.open = false;
+        match reported {
+            Ok(reported) => Ok(Guard::new(session, interest.op, key, reported, own_lease)),
+            Err(failure) if failure.code == ErrorCode::DELAYED => {
+                Err(session.client.with_rest(&key, failure).await.into())
+            }
+            Err(failure) => Err(failure.into()),
+        }
+    }
+
+    /// Tells the place in the queue while the grant is waited for; it keeps nothing alive.
+    pub fn ticket(&self) -> Ticket {
+        Ticket { client: Arc::clone(&self.interest.client), op: self.interest.op }
+    }
+}
+
+/// A look at an acquire, without any claim on it.
+#[derive(Clone, Debug)]
+pub struct Ticket {
+    client: Arc<ClientInner>,
+    op: OpId,
+}
+
+/// Where an acquire waits, and for whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Waiters before it.
+    pub position: u32,
+    /// All waiters of the key.
+    pub waiters_total: u32,
+    /// The present holders, at most 16 of them.
+    pub holders: Vec<Holder>,
+}
+
+impl Ticket {
+    /// The place in the queue, linearizably; `None` if it does not wait (any more).
+    pub async fn place(&self) -> Result<Option<Place>, CallError> {
+        match self.client.claim(self.op).await {
+            Ok(Claimed::Waits(waiting)) => {
+                let Waiting { position, waiters_total, holders, .. } = waiting;
+                Ok(Some(Place { position, waiters_total, holders }))
+            }
+            Ok(_) => Ok(None),
+            Err(failure) if failure.code == ErrorCode::NOT_QUEUED => Ok(None),
+            Err(failure) => Err(failure.into()),
+        }
     }
 }
 
@@ -154,16 +260,17 @@ fn new_secret() -> Result<Secret, AcquireError> {
 }
 
 /// While somebody waits for an acquire. Dropping it while `open` cancels the acquire.
-struct Interest<'a> {
-    shared: &'a Arc<Shared>,
+#[derive(Debug)]
+struct Interest {
+    client: Arc<ClientInner>,
     op: OpId,
     open: bool,
 }
 
-impl Drop for Interest<'_> {
+impl Drop for Interest {
     fn drop(&mut self) {
         if self.open {
-            self.shared.enter(|inner, now| {
+            self.client.shared.enter(|inner, now| {
                 inner.forget_acquire(self.op);
                 inner.forget_hold(self.op);
                 inner.core.abandon(now, self.op);

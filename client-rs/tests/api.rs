@@ -5,7 +5,8 @@ mod support;
 use std::time::Duration;
 
 use leasehold::{
-    AcquireError, Client, Config, ConnectError, ErrorCode, HoldState, LossCause, Session, Token,
+    AcquireError, ChangeError, Client, Config, ConnectError, ErrorCode, HoldState, LossCause, Mode,
+    Session, Token,
 };
 
 use self::support::eventually;
@@ -303,4 +304,231 @@ async fn one_session_does_not_hold_a_key_twice() {
     assert_eq!(guard.state(), HoldState::Held);
     guard.release().await.expect("held");
     session.lock("k").acquire().await.expect("free again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_go_together_and_a_waiting_writer_is_not_passed() {
+    let server = TestServer::start();
+    let (_c1, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let (_c3, third) = session(&server).await;
+    let reader = first.lock("k").shared().acquire().await.expect("free");
+    let other = second.lock("k").shared().acquire().await.expect("readers go together");
+    assert_eq!((reader.mode(), other.mode()), (Mode::SHARED, Mode::SHARED));
+    assert!(reader.floor() == other.floor() && reader.floor() < reader.token());
+    let writing = tokio::spawn(async move { third.lock("k").acquire().await });
+    eventually("the writer waits", async || server.waiters("k") == 1).await;
+    other.release().await.expect("held");
+    let late = second.lock("k").shared().try_acquire().await.expect_err("behind the writer");
+    assert!(matches!(late, AcquireError::Held(_)), "{late}");
+    reader.release().await.expect("held");
+    let writer = writing.await.expect("no panic").expect("granted");
+    assert_eq!((writer.mode(), writer.floor()), (Mode::EXCLUSIVE, writer.token()));
+}
+
+#[tokio::test]
+async fn a_hold_is_downgraded_and_upgraded_and_beside_others_not() {
+    let server = TestServer::start();
+    let (_c1, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let guard = first.lock("k").acquire().await.expect("free");
+    let token = guard.token();
+    guard.downgrade().await.expect("held");
+    assert_eq!((guard.token(), guard.mode()), (token, Mode::SHARED));
+    let reader = second.lock("k").shared().try_acquire().await.expect("let in");
+    let conflict = guard.upgrade().await.expect_err("somebody reads");
+    assert!(matches!(&conflict, ChangeError::Conflict(failure) if failure.token == reader.token()));
+    assert_eq!(
+        (guard.token(), guard.mode(), guard.state()),
+        (token, Mode::SHARED, HoldState::Held)
+    );
+    reader.release().await.expect("held");
+    let higher = guard.upgrade().await.expect("alone");
+    assert!(higher > token);
+    assert_eq!((guard.token(), guard.mode()), (higher, Mode::EXCLUSIVE));
+    assert_eq!(server.tokens("k"), [higher.0]);
+    guard.release().await.expect("held under its new token");
+    assert!(server.tokens("k").is_empty());
+}
+
+#[tokio::test]
+async fn a_semaphore_has_the_permits_that_were_stated_first() {
+    let server = TestServer::start();
+    let (client, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let (_c3, third) = session(&server).await;
+    let two = first.lock("s").permits(2, 3).acquire().await.expect("free");
+    let other = second.lock("s").permits(1, 4).try_acquire().await.expect_err("another limit");
+    assert_eq!(other.failure().code, ErrorCode::LIMIT_MISMATCH);
+    assert!(other.failure().message.contains("3 permits"), "{other}");
+    let one = second.lock("s").permits(1, 3).acquire().await.expect("one is left");
+    let none = third.lock("s").permits(1, 3).try_acquire().await.expect_err("all are taken");
+    assert!(matches!(none, AcquireError::Held(_)), "{none}");
+    client.set_limit("s", 4, "tester").await.expect("in use");
+    let last = third.lock("s").permits(1, 4).acquire().await.expect("there is one more now");
+    let read = client.get("s").await.expect("readable").info;
+    assert_eq!((read.limit, read.holders.len()), (4, 3));
+    for guard in [two, one, last] {
+        guard.release().await.expect("held");
+    }
+    let unused = client.set_limit("s", 4, "tester").await.expect_err("nobody uses it");
+    assert_eq!(unused.failure().code, ErrorCode::NOT_IN_USE);
+    let lock = first.lock("s").acquire().await.expect("a lock now");
+    let mixed = second.lock("s").permits(1, 1).try_acquire().await.expect_err("it is a lock");
+    assert_eq!(mixed.failure().code, ErrorCode::MODE_MISMATCH);
+    lock.release().await.expect("held");
+    for (count, limit) in [(0, 1), (2, 1), (1, 1025)] {
+        let refused = first.lock("s").permits(count, limit).acquire().await.expect_err("range");
+        assert_eq!(refused.failure().code, ErrorCode::PERMITS_OUT_OF_RANGE);
+    }
+}
+
+#[tokio::test]
+async fn a_session_enters_its_own_hold_only_when_it_asks_to() {
+    let server = TestServer::start();
+    let (_client, session) = session(&server).await;
+    let outer = session.lock("k").acquire().await.expect("free");
+    let inner = session.lock("k").reentrant().acquire().await.expect("its own");
+    assert_eq!(inner.token(), outer.token());
+    outer.release().await.expect("held");
+    assert_eq!(server.tokens("k"), [inner.token().0], "one entry is left");
+    assert_eq!(inner.state(), HoldState::Held);
+    inner.release().await.expect("held");
+    assert!(server.tokens("k").is_empty());
+}
+
+#[tokio::test]
+async fn a_lost_hold_with_a_lock_delay_keeps_its_place() {
+    let server = TestServer::start();
+    let holder = client(&server).await;
+    let (client, other) = session(&server).await;
+    let lost = holder.session(Duration::from_secs(1)).expect("in range");
+    let delay = Duration::from_mins(1);
+    let guard = lost.lock("k").lock_delay(delay).acquire().await.expect("free");
+    let token = guard.token();
+    // Its renewals cease, and nothing gives it back.
+    server.mute(true);
+    guard.lost().await;
+    server.mute(false);
+    eventually("the loss is noticed", async || server.tokens("k").is_empty()).await;
+    let read = client.get("k").await.expect("readable").info;
+    assert_eq!(read.delays.iter().map(|delay| delay.token).collect::<Vec<_>>(), [token]);
+    let refused = other.lock("k").try_acquire().await.expect_err("delayed");
+    let AcquireError::Delayed(failure) = &refused else { panic!("{refused}") };
+    let rest_ms = failure.rest_ms.expect("the cluster told it");
+    assert!((1..=60_000).contains(&rest_ms), "{refused}");
+    assert!(failure.message.contains(&rest_ms.to_string()), "{refused}");
+    let clean = other.lock("clean").lock_delay(delay).acquire().await.expect("free");
+    clean.release().await.expect("held");
+    other.lock("clean").try_acquire().await.expect("no delay after a release");
+    let refused = other.lock("k").lock_delay(Duration::from_secs(61)).acquire().await;
+    assert_eq!(refused.expect_err("range").failure().code, ErrorCode::DELAY_OUT_OF_RANGE);
+}
+
+#[tokio::test]
+async fn a_value_is_replaced_while_it_is_held() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let guard = session.lock("k").value("old").acquire().await.expect("free");
+    guard.set_value("new").await.expect("held");
+    assert_eq!(client.get("k").await.expect("readable").info.holders[0].value, b"new");
+    let refused = guard.set_value(vec![0; 4097]).await.expect_err("too large");
+    assert_eq!(refused.failure().code, ErrorCode::VALUE_TOO_LARGE);
+    let own = session.lock("own").own_lease(TTL).acquire().await.expect("free");
+    let refused = own.downgrade().await.expect_err("it has a lease of its own");
+    assert_eq!(refused.failure().code, ErrorCode::BAD_COMBINATION);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_election_has_one_leader_at_a_time_and_the_next_one_follows_at_once() {
+    let server = TestServer::start();
+    let (client, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let election = client.election("e");
+    assert_eq!(election.leader().await.expect("readable"), None);
+    let leads = election.campaign(&first, "one").await.expect("nobody else");
+    let leader = election.leader().await.expect("readable").expect("elected");
+    assert_eq!((leader.token, leader.value.as_slice()), (leads.token(), b"one".as_slice()));
+    let (candidate, other) = (election.clone(), second.clone());
+    let waiting = tokio::spawn(async move { candidate.campaign(&other, "two").await });
+    eventually("it stands", async || server.waiters("e") == 1).await;
+    let gives_up = election.campaign(&second, "late").wait(Duration::ZERO).await;
+    assert_eq!(gives_up.expect_err("it stands").failure().code, ErrorCode::ALREADY_QUEUED);
+    // Sent in the order of the calls, awaited or not.
+    let (early, late) = (leads.proclaim("uno"), leads.proclaim("eins"));
+    late.await.expect("leads");
+    early.await.expect("led");
+    assert_eq!(election.leader().await.expect("readable").expect("leads").value, b"eins");
+    let token = leads.token();
+    leads.resign().await.expect("led");
+    let next = waiting.await.expect("no panic").expect("elected");
+    assert!(next.token() > token);
+    let leader = election.leader().await.expect("readable").expect("elected");
+    assert_eq!((leader.token, leader.value.as_slice()), (next.token(), b"two".as_slice()));
+    let large = next.proclaim(vec![0; 4097]).await.expect_err("too large");
+    assert_eq!(large.failure().code, ErrorCode::VALUE_TOO_LARGE);
+    let large = election.campaign(&first, vec![0; 4097]).await.expect_err("too large");
+    assert_eq!(large.failure().code, ErrorCode::VALUE_TOO_LARGE);
+    second.close().await.expect("confirmed");
+    assert_eq!(next.lost().await, LossCause::SessionClosed);
+    assert_eq!(election.leader().await.expect("readable"), None);
+}
+
+#[tokio::test]
+async fn a_candidate_that_withdraws_is_never_elected() {
+    let server = TestServer::start();
+    let (client, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let election = client.election("e");
+    let leads = election.campaign(&first, "one").await.expect("nobody else");
+    let late = election.campaign(&second, "two").wait(Duration::from_millis(30)).await;
+    assert!(matches!(late, Err(AcquireError::TimedOut(_))), "{late:?}");
+    leads.resign().await.expect("led");
+    assert_eq!(election.leader().await.expect("readable"), None);
+}
+
+#[tokio::test]
+async fn a_waiter_sees_its_place_and_whom_it_waits_for() {
+    let server = TestServer::start();
+    let (_c1, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let (_c3, third) = session(&server).await;
+    let guard = first.lock("k").acquire().await.expect("free");
+    let ahead = second.lock("k").begin().expect("accepted");
+    eventually("it waits", async || server.waiters("k") == 1).await;
+    let behind = third.lock("k").begin().expect("accepted");
+    eventually("so does this", async || server.waiters("k") == 2).await;
+    let ticket = behind.ticket();
+    let place = ticket.place().await.expect("readable").expect("it waits");
+    assert_eq!((place.position, place.waiters_total), (1, 2));
+    assert_eq!(place.holders[0].token, guard.token());
+    drop(ahead);
+    eventually("it left", async || server.waiters("k") == 1).await;
+    assert_eq!(ticket.place().await.expect("readable").expect("it waits").position, 0);
+    guard.release().await.expect("held");
+    let granted = behind.granted().await.expect("free");
+    assert_eq!(ticket.place().await.expect("readable"), None, "it holds");
+    granted.release().await.expect("held");
+    assert_eq!(ticket.place().await.expect("readable"), None, "it is over");
+    let permits = second.lock("s").permits(2, 3).acquire().await.expect("free");
+    let other = third.lock("s").permits(1, 3).acquire().await.expect("free");
+    assert_eq!(permits.slots().await.expect("held"), [0, 1]);
+    assert_eq!(other.slots().await.expect("held"), [2]);
+    let own = first.lock("own").own_lease(TTL).acquire().await.expect("free");
+    assert_eq!(own.slots().await.expect("found under its own lease"), [0; 0]);
+}
+
+#[tokio::test]
+async fn a_request_to_yield_names_the_hold_and_is_shown() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let guard = session.lock("k").acquire().await.expect("free");
+    let within = Duration::from_secs(5);
+    let wrong = client.ask_yield("k", Token(1), "me", "deploy", within).await.expect_err("other");
+    assert_eq!(wrong.failure().code, ErrorCode::NOT_OWNER);
+    client.ask_yield("k", guard.token(), "me", "deploy", within).await.expect("held");
+    let read = client.get("k").await.expect("readable").info;
+    let asked = read.holders[0].asked.as_ref().expect("shown");
+    assert_eq!((asked.who.as_str(), asked.why.as_str(), asked.within_ms), ("me", "deploy", 5_000));
+    assert_eq!(guard.state(), HoldState::Held, "nothing follows by itself");
 }

@@ -401,6 +401,9 @@ fn bad_input_is_refused_with_its_name() {
         (vec!["--endpoints", "nowhere", "get", "k"], "nowhere"),
         (vec!["transfer-leader", "--shard", "9"], "--shard 9"),
         (vec!["steal", "k"], "steal"),
+        (vec!["lock", "k", "--permits", "1", "--", "true"], "--of"),
+        (vec!["lock", "k", "--permits", "3", "--of", "2", "--", "true"], "3 of 2"),
+        (vec!["lock", "k", "--lock-delay", "61s", "--", "true"], "61000"),
     ] {
         let output = run(&server, &arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
@@ -631,4 +634,208 @@ fn a_stopped_supervisor_does_not_keep_the_command_alive() {
     eventually("the group is gone", || pids.iter().all(|pid| !is_running(*pid)));
     signal(&child, Signal::CONT);
     assert_eq!(child.wait_with_output().expect("it ends").status.code(), Some(121));
+}
+
+#[test]
+fn lock_shares_and_takes_permits() {
+    let server = TestServer::start();
+    let dir = tempfile::tempdir().expect("a directory");
+    let (script, file) = announcing(&dir, "wait");
+    let mut holder = program(&server)
+        .args(["lock", "k", "--shared", "--", "sh", "-c", &script])
+        .spawn()
+        .expect("it runs");
+    pids(&file);
+    let output = run(&server, &["lock", "k", "--shared", "--try", "--", "true"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = run(&server, &["lock", "k", "--try", "--", "true"]);
+    assert_eq!(output.status.code(), Some(120), "{output:?}");
+    assert!(text(&run(&server, &["get", "k"]).stdout).contains("shared"));
+    let output = run(&server, &["lock", "k", "--permits", "1", "--of", "2", "--", "true"]);
+    assert_eq!(output.status.code(), Some(123), "it is a lock: {output:?}");
+    signal(&holder, Signal::TERM);
+    holder.wait().expect("it ends");
+    let nested = [
+        env!("CARGO_BIN_EXE_leasehold"),
+        "lock",
+        "s",
+        "--permits",
+        "1",
+        "--of",
+        "2",
+        "--try",
+        "--",
+        "true",
+    ];
+    let taken = ["lock", "s", "--permits", "1", "--of", "2", "--"];
+    let output = run(&server, &[taken.as_slice(), &nested].concat());
+    assert_eq!(output.status.code(), Some(0), "both permits are there: {output:?}");
+    let taken = ["lock", "s", "--permits", "2", "--of", "2", "--"];
+    let output = run(&server, &[taken.as_slice(), &nested].concat());
+    assert_eq!(output.status.code(), Some(120), "none is left: {output:?}");
+}
+
+#[test]
+fn pipe_knows_modes_permits_and_entries() {
+    let server = TestServer::start();
+    let mut pipe = Pipe::start(&server, &[]);
+    let mut other = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "k", "mode": "shared"}));
+    let shared = pipe.reply(1);
+    assert_eq!((&shared["mode"], shared["floor"].is_u64()), (&json!("shared"), true));
+    other.send(&json!({"id": 1, "op": "acquire", "key": "k", "mode": "shared"}));
+    let second = other.reply(1);
+    pipe.send(&json!({"id": 2, "op": "mode", "key": "k", "mode": "exclusive"}));
+    let conflict = pipe.reply(2);
+    assert_eq!(conflict["error"], "upgrade_conflict");
+    assert_eq!(conflict["holder_token"], second["token"]);
+    other.send(&json!({"id": 2, "op": "release", "key": "k"}));
+    assert_eq!(other.reply(2)["ok"], true);
+    pipe.send(&json!({"id": 3, "op": "mode", "key": "k", "mode": "exclusive"}));
+    let upgraded = pipe.reply(3);
+    assert_eq!(upgraded["mode"], "exclusive");
+    assert!(upgraded["token"].as_u64() > shared["token"].as_u64());
+    pipe.send(&json!({"id": 4, "op": "acquire", "key": "k", "reentrant": true}));
+    assert_eq!(pipe.reply(4)["token"], upgraded["token"]);
+    pipe.send(&json!({"id": 5, "op": "mode", "key": "k", "mode": "shared"}));
+    assert_eq!(pipe.reply(5)["error"], "hold_reentered");
+    for id in 6..8 {
+        pipe.send(&json!({"id": id, "op": "release", "key": "k", "token": upgraded["token"]}));
+        assert_eq!(pipe.reply(id)["ok"], true);
+    }
+    assert!(server.tokens("k").is_empty());
+    pipe.send(&json!({"id": 8, "op": "acquire", "key": "s", "permits": 2, "limit": 3}));
+    let permits = pipe.reply(8);
+    assert_eq!((&permits["mode"], &permits["permits"]), (&json!("permits"), &json!(2)));
+    other.send(&json!({"id": 8, "op": "acquire", "key": "s", "permits": 1, "limit": 2}));
+    assert!(other.reply(8)["message"].as_str().expect("text").contains("3 permits"));
+    pipe.send(&json!({"id": 9, "op": "set_value", "key": "s", "value": "x"}));
+    assert_eq!(pipe.reply(9)["ok"], true);
+    let read = json(&run(&server, &["get", "s", "--json"]));
+    assert_eq!((&read["limit"], &read["holders"][0]["slots"]), (&json!(3), &json!([0, 1])));
+    assert_eq!(read["holders"][0]["value"], "x");
+    pipe.end();
+    other.end();
+}
+
+#[test]
+fn elect_leads_until_a_signal_or_while_a_command_runs() {
+    let server = TestServer::start();
+    let mut first = program(&server)
+        .args(["elect", "e", "addr-1", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut lines = BufReader::new(first.stdout.take().expect("piped")).lines();
+    let mut next = || -> Value {
+        serde_json::from_str(&lines.next().expect("a line").expect("readable")).expect("JSON")
+    };
+    let elected = next();
+    assert_eq!((&elected["event"], &elected["name"]), (&json!("elected"), &json!("e")));
+    let output = run(&server, &["elect", "e", "addr-2", "--try", "--", "true"]);
+    assert_eq!(output.status.code(), Some(120), "{output:?}");
+    let second = program(&server)
+        .args(["elect", "e", "addr-2", "--", "sh", "-c", "echo $LEASEHOLD_KEY $LEASEHOLD_TOKEN"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    eventually("it stands", || server.waiters("e") == 1);
+    signal(&first, Signal::TERM);
+    assert_eq!(next()["event"], "resigned");
+    assert_eq!(first.wait().expect("it ends").code(), Some(0));
+    let output = second.wait_with_output().expect("it ends");
+    let said = text(&output.stdout);
+    let token: u64 = said.trim().strip_prefix("e ").expect("its name").parse().expect("a number");
+    assert!(token > elected["token"].as_u64().expect("a number"));
+    assert!(server.tokens("e").is_empty());
+}
+
+#[test]
+fn pipe_campaigns_proclaims_and_resigns() {
+    let server = TestServer::start();
+    let mut pipe = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "leader", "name": "e"}));
+    assert_eq!(pipe.reply(1)["leader"], Value::Null);
+    pipe.send(&json!({"id": 2, "op": "campaign", "name": "e", "value": "a", "wait_ms": 0}));
+    let token = pipe.reply(2)["token"].clone();
+    pipe.send(&json!({"id": 3, "op": "proclaim", "name": "e", "value": "b", "token": token}));
+    assert_eq!(pipe.reply(3)["ok"], true);
+    pipe.send(&json!({"id": 4, "op": "leader", "name": "e"}));
+    let leader = pipe.reply(4)["leader"].clone();
+    assert_eq!((&leader["token"], &leader["value"]), (&token, &json!("b")));
+    pipe.send(&json!({"id": 5, "op": "resign", "name": "e"}));
+    assert_eq!(pipe.reply(5)["ok"], true);
+    pipe.send(&json!({"id": 6, "op": "proclaim", "name": "e", "value": "c"}));
+    assert_eq!(pipe.reply(6)["error"], "not_owner");
+    pipe.send(&json!({"id": 7, "op": "campaign", "name": "e", "value": "x".repeat(4097)}));
+    assert_eq!(pipe.reply(7)["error"], "value_too_large");
+    pipe.end();
+}
+
+#[test]
+fn why_says_in_words_who_holds_and_who_waits() {
+    let server = TestServer::start();
+    let said = text(&run(&server, &["why", "k"]).stdout);
+    assert_eq!(said, "Nobody holds k.\nNobody waits.\n");
+    let mut pipe = Pipe::start(&server, &["--label", "holder"]);
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "k"}));
+    let token = pipe.reply(1)["token"].clone();
+    let mut other = Pipe::start(&server, &["--label", "waiter"]);
+    other.send(&json!({"id": 1, "op": "acquire", "key": "k", "mode": "shared"}));
+    eventually("it waits", || server.waiters("k") == 1);
+    other.send(&json!({"id": 2, "op": "place", "target": 1}));
+    let place = other.reply(2);
+    assert_eq!((&place["ok"], &place["position"]), (&json!(true), &json!(0)));
+    assert_eq!(place["holders"][0]["label"], "holder");
+    other.send(&json!({"id": 3, "op": "yield", "key": "k", "why": "a deploy", "within_ms": 2000}));
+    assert_eq!(other.reply(3)["token"], token);
+    let said = text(&run(&server, &["why", "k"]).stdout);
+    for part in [
+        "holder (lease ",
+        "holds it exclusively",
+        "UTC",
+        "at the earliest",
+        "asked it to give up within 2.0 s: a deploy",
+        "1 wait, in this order: waiter (lease",
+        ", shared)",
+    ] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    pipe.send(&json!({"id": 4, "op": "why", "key": "k"}));
+    let why = pipe.reply(4);
+    assert!(why["text"].as_str().expect("text").contains("holder (lease "), "{why}");
+    assert_eq!(why["holders"][0]["asked"]["within_ms"], 2000);
+    let output = run(&server, &["yield", "nobody", "--reason", "x"]);
+    assert_eq!(output.status.code(), Some(123), "{output:?}");
+    let output = run(&server, &["yield", "k", "--reason", "y", "--within", "1s", "--json"]);
+    assert_eq!(json(&output)["token"], token);
+    pipe.end();
+    other.end();
+}
+
+#[test]
+fn set_limit_changes_a_semaphore_in_use() {
+    let server = TestServer::start();
+    let output = run(&server, &["set-limit", "s", "3"]);
+    assert_eq!(output.status.code(), Some(123), "{output:?}");
+    assert!(text(&output.stderr).contains("not_in_use"), "{output:?}");
+    let output = run(&server, &["set-limit", "s", "1025"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let mut pipe = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "s", "permits": 2, "limit": 2}));
+    assert_eq!(pipe.reply(1)["ok"], true);
+    let mut other = Pipe::start(&server, &[]);
+    other.send(&json!({"id": 1, "op": "acquire", "key": "s", "permits": 2, "limit": 2}));
+    eventually("it waits", || server.waiters("s") == 1);
+    pipe.send(&json!({"id": 2, "op": "set_limit", "key": "s", "limit": 1}));
+    assert_eq!(pipe.reply(2)["ok"], true);
+    let refused = other.reply(1);
+    assert_eq!(refused["error"], "permits_above_limit");
+    assert!(refused["message"].as_str().expect("text").contains("1 permits"), "{refused}");
+    let output = run(&server, &["set-limit", "s", "4"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    other.send(&json!({"id": 3, "op": "acquire", "key": "s", "permits": 2, "limit": 4}));
+    assert_eq!(other.reply(3)["ok"], true);
+    pipe.end();
+    other.end();
 }

@@ -135,6 +135,8 @@ impl Request {
             Self::Transfer(_) => kind::TRANSFER,
             Self::Ping => kind::PING,
             Self::Claim(_) => kind::CLAIM,
+            Self::Watch(_) => kind::WATCH,
+            Self::Unwatch(_) => kind::UNWATCH,
             Self::Backup(_) => kind::BACKUP,
         }
     }
@@ -158,6 +160,8 @@ impl Request {
             Self::Status(body) => encode_into(body, out),
             Self::Transfer(body) => encode_into(body, out),
             Self::Claim(body) => encode_into(body, out),
+            Self::Watch(body) => encode_into(body, out),
+            Self::Unwatch(body) => encode_into(body, out),
             Self::Backup(body) => encode_into(body, out),
             Self::Ping => {}
         }
@@ -176,6 +180,8 @@ impl Request {
             kind::STATUS => Self::Status(body_of(kind, body)?),
             kind::TRANSFER => Self::Transfer(body_of(kind, body)?),
             kind::CLAIM => Self::Claim(body_of(kind, body)?),
+            kind::WATCH => Self::Watch(body_of(kind, body)?),
+            kind::UNWATCH => Self::Unwatch(body_of(kind, body)?),
             kind::BACKUP => Self::Backup(body_of(kind, body)?),
             kind::PING => empty_of(kind, body, Self::Ping)?,
             _ => return Err(DecodeError::UnknownKind { kind }),
@@ -205,6 +211,8 @@ impl Request {
             Self::Get(_)
             | Self::Holds(_)
             | Self::Claim(_)
+            | Self::Watch(_)
+            | Self::Unwatch(_)
             | Self::Backup(_)
             | Self::Status(_)
             | Self::Transfer(_)
@@ -235,6 +243,11 @@ impl Reply {
             Self::Transferred => kind::TRANSFERRED,
             Self::Pong => kind::PONG,
             Self::Claim(_) => kind::CLAIM_REPLY,
+            Self::WatchEvents(_) => kind::WATCH_EVENTS,
+            Self::WatchState(_) => kind::WATCH_STATE,
+            Self::WatchNotice(_) => kind::WATCH_NOTICE,
+            Self::WatchEnd(_) => kind::WATCH_END,
+            Self::Unwatched => kind::UNWATCHED,
             Self::Backup(_) => kind::BACKUP_PART,
             Self::Error(_) => kind::ERROR,
         }
@@ -259,7 +272,11 @@ impl Reply {
             Self::Claim(body) => encode_into(body, out),
             Self::Backup(body) => encode_into(body, out),
             Self::Error(body) => encode_into(body, out),
-            Self::Transferred | Self::Pong => {}
+            Self::WatchEvents(body) => encode_into(body, out),
+            Self::WatchState(body) => encode_into(body, out),
+            Self::WatchNotice(body) => encode_into(body, out),
+            Self::WatchEnd(body) => encode_into(body, out),
+            Self::Transferred | Self::Pong | Self::Unwatched => {}
         }
     }
 
@@ -277,6 +294,11 @@ impl Reply {
             kind::CLAIM_REPLY => Self::Claim(body_of(kind, body)?),
             kind::BACKUP_PART => Self::Backup(body_of(kind, body)?),
             kind::PONG => empty_of(kind, body, Self::Pong)?,
+            kind::WATCH_EVENTS => Self::WatchEvents(body_of(kind, body)?),
+            kind::WATCH_STATE => Self::WatchState(body_of(kind, body)?),
+            kind::WATCH_NOTICE => Self::WatchNotice(body_of(kind, body)?),
+            kind::WATCH_END => Self::WatchEnd(body_of(kind, body)?),
+            kind::UNWATCHED => empty_of(kind, body, Self::Unwatched)?,
             kind::ERROR => Self::Error(body_of(kind, body)?),
             _ => return Err(DecodeError::UnknownKind { kind }),
         })

@@ -85,6 +85,7 @@ pub enum Command {
         wait_ms: u32,
     },
     /// Ends the wait of an acquire of the same lease; `caller.number` is that acquire's number + 1.
+    /// Of several keys it gives up all.
     Cancel {
         /// Who asks.
         caller: Caller,
@@ -172,13 +173,17 @@ pub enum Command {
         /// The mode that is wanted.
         mode: Mode,
     },
-    /// Asks for a hold, with everything that `Acquire` has no room for.
+    /// Asks for one hold, with everything that `Acquire` has no room for, or for holds of several
+    /// keys of one shard at once: all of them or none. It waits in the queue of each key and is
+    /// granted when it is the first of all and each key admits it; until then it holds none of
+    /// them. Each hold has a token of its own: the first key has `Grant::token`, each further one
+    /// the next number, in the order of `wants`.
     AcquireAll {
         /// Who asks.
         caller: Caller,
-        /// What is wanted: one key.
+        /// What is wanted: 1 to `WANTS_MAX` keys, each once; of several, none may be `reentrant`.
         wants: Vec<Want>,
-        /// See `Acquire`.
+        /// See `Acquire`. For one key only.
         own: Option<OwnLease>,
         /// See `Acquire`.
         value: Vec<u8>,
@@ -230,6 +235,14 @@ pub enum Command {
         why: Vec<u8>,
         /// How soon, in milliseconds; nothing follows when it passes.
         within_ms: u32,
+    },
+    /// Gives back whatever an acquire of the caller's lease still holds, all keys in one step.
+    /// Usually `caller.number` is `acquire` + 2.
+    ReleaseAll {
+        /// Who asks.
+        caller: Caller,
+        /// The acquire's number.
+        acquire: Number,
     },
     /// Instead of `Begin`, in a cluster that was restored from a backup or recovered by force: the
     /// counters go on above those of the old cluster, and no key is granted until `EndQuarantine`.

@@ -75,6 +75,7 @@ pub struct Counters {
 const fn in_flight_max(request: &Request) -> usize {
     match request {
         Request::Renew(_)
+        | Request::Unwatch(_)
         | Request::Command(CommandRequest {
             command:
                 Command::Cancel { .. }

@@ -92,6 +92,11 @@ codes! {
     PERMITS_OUT_OF_RANGE = 211, "permits_out_of_range", NotApplied, "A semaphore has 1 to 1024 permits, and an acquire takes 1 to all of them.";
     DELAY_OUT_OF_RANGE = 212, "delay_out_of_range", NotApplied, "A lock-delay is 0 to 60,000 milliseconds.";
     BAD_COMBINATION = 213, "bad_combination", NotApplied, "These options do not go together.";
+    DUPLICATE_KEY = 214, "duplicate_key", NotApplied, "The request names a key twice.";
+    CURSOR_MALFORMED = 230, "cursor_malformed", NotApplied, "The cursor is not one that a watch gave out, or it has no position in the shard.";
+    CURSOR_OF_OTHER_CLUSTER = 231, "cursor_of_other_cluster", NotApplied, "The cursor is a position in another cluster.";
+    CURSOR_FROM_FUTURE = 232, "cursor_from_future", NotApplied, "The cursor is a position that the shard has not reached.";
+    PAGE_OF_OTHER_QUERY = 233, "page_of_other_query", NotApplied, "The page goes on after a key that the query does not cover.";
 
     LEASE_DEAD = 300, "lease_dead", NotApplied, "The lease is not live: it ended, or it never was.";
     BAD_SECRET = 301, "bad_secret", NotApplied, "The lease's secret does not match.";
@@ -121,6 +126,7 @@ codes! {
     NOT_IN_USE = 325, "not_in_use", NotApplied, "Nobody holds the key or waits for it.";
     DELAYED = 326, "delayed", NotApplied, "A hold of the key was lost, its lock-delay is not over, and the request does not wait.";
     NOT_DELAYED = 327, "not_delayed", NotApplied, "No lock-delay of this key was begun by this token's loss.";
+    WATCHES_FULL = 340, "watches_full", Retryable, "The node or the connection has as many watches as it takes.";
 
     NOT_LEADER = 400, "not_leader", Retryable, "The node does not lead the shard.";
     NO_QUORUM = 401, "no_quorum", Retryable, "No majority of the shard's nodes can be reached.";

@@ -73,7 +73,7 @@ pub enum EventKind {
         /// for other modes.
         slots: Vec<u8>,
     },
-    /// An acquire entered the queue.
+    /// An acquire entered the queue. One of several keys has such an event for each.
     Queued {
         /// The key.
         key: Vec<u8>,
@@ -84,7 +84,8 @@ pub enum EventKind {
         /// Its wait limit, in milliseconds.
         wait_ms: u32,
     },
-    /// A wait ended; `outcome` is what its client must hear.
+    /// A wait ended; `outcome` is what its client must hear. One for several keys has such an event
+    /// for each, with the same outcome.
     WaitEnded {
         /// The key.
         key: Vec<u8>,

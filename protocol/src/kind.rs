@@ -22,6 +22,10 @@ pub const TRANSFER: u8 = 9;
 pub const PING: u8 = 10;
 /// A `ClaimRequest`.
 pub const CLAIM: u8 = 11;
+/// A `WatchRequest`.
+pub const WATCH: u8 = 12;
+/// An `UnwatchRequest`.
+pub const UNWATCH: u8 = 13;
 
 /// A `BackupRequest`.
 pub const BACKUP: u8 = 25;
@@ -46,6 +50,16 @@ pub const TRANSFERRED: u8 = 137;
 pub const PONG: u8 = 138;
 /// A `ClaimReply`.
 pub const CLAIM_REPLY: u8 = 139;
+/// A `WatchEvents`.
+pub const WATCH_EVENTS: u8 = 140;
+/// A `WatchState`.
+pub const WATCH_STATE: u8 = 141;
+/// A `WatchNotice`.
+pub const WATCH_NOTICE: u8 = 142;
+/// A `WatchEnd`.
+pub const WATCH_END: u8 = 143;
+/// Empty: a watch was ended as asked.
+pub const UNWATCHED: u8 = 144;
 
 /// A `BackupReply`.
 pub const BACKUP_PART: u8 = 155;
@@ -77,6 +91,8 @@ pub const fn name(kind: u8) -> &'static str {
         TRANSFER => "transfer",
         PING => "ping",
         CLAIM => "claim",
+        WATCH => "watch",
+        UNWATCH => "unwatch",
         BACKUP => "backup",
         SERVER_HELLO => "server_hello",
         OUTCOME => "outcome",
@@ -88,6 +104,11 @@ pub const fn name(kind: u8) -> &'static str {
         TRANSFERRED => "transferred",
         PONG => "pong",
         CLAIM_REPLY => "claim_reply",
+        WATCH_EVENTS => "watch_events",
+        WATCH_STATE => "watch_state",
+        WATCH_NOTICE => "watch_notice",
+        WATCH_END => "watch_end",
+        UNWATCHED => "unwatched",
         BACKUP_PART => "backup_part",
         ERROR => "error",
         PEER_MIN..=PEER_MAX => "peer",

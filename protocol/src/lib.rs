@@ -31,3 +31,4 @@ pub mod planted;
 pub mod reply;
 pub mod request;
 pub mod shard;
+pub mod watch;

@@ -24,6 +24,10 @@ pub const WINDOW: u64 = 3 * 4096;
 pub const OPEN_WAITS_MAX: usize = 4096;
 /// Keys that one lease may hold or wait for, so that all of them fit one `HoldsReply`.
 pub const LEASE_CLAIMS_MAX: usize = 4096;
+/// Keys of one shard whose last hold's end is remembered.
+pub const LAST_ENDS_MAX: usize = 4096;
+/// Keys that one acquire may ask for.
+pub const WANTS_MAX: usize = 64;
 /// Most permits of a semaphore.
 pub const PERMITS_MAX: u32 = 1024;
 /// Most holders that the answer to a `Claim` shows.
@@ -59,6 +63,20 @@ pub const IN_FLIGHT_MAX: usize = 16 * 1024;
 /// Further requests beyond `IN_FLIGHT_MAX` that renew or end something (renew, cancel, release,
 /// close), so that waiting acquires cannot keep a lease from being renewed or given up.
 pub const IN_FLIGHT_RESERVE: usize = 1024;
+
+/// Longest cursor of a watch, in bytes: one with a position in every shard.
+pub const CURSOR_LEN_MAX: usize = 19 + 64 * 12 + 4;
+/// Watches of one shard that one node serves.
+pub const WATCHES_MAX: usize = 64 * 1024;
+/// Watches of one connection.
+pub const CONNECTION_WATCHES_MAX: usize = 4096;
+/// Events of the past that a node keeps of all its shards together, in bytes; each shard has its
+/// share, at least `HISTORY_SHARE_MIN`.
+pub const HISTORY_BYTES: usize = 64 * 1024 * 1024;
+/// The least that a shard keeps of its past events, in bytes.
+pub const HISTORY_SHARE_MIN: usize = 2 * 1024 * 1024;
+/// With this many unsent bytes of replies on a connection its watches end as `TooSlow`.
+pub const WATCH_OUTPUT_MAX: usize = 4 * 1024 * 1024;
 
 /// A connection that has not made its hello for this long is closed, in milliseconds.
 pub const HANDSHAKE_MS_MAX: u64 = 5_000;

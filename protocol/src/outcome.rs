@@ -11,7 +11,7 @@ use crate::ids::{HoldSetVersion, LeaseId, Revision, Token};
 pub struct Grant {
     /// The lease that holds: the caller's, or the hold's own.
     pub lease: LeaseId,
-    /// The fencing token.
+    /// The fencing token. Of several keys, that of the first; each further one has the next number.
     pub token: Token,
     /// The shard's revision of the grant.
     pub revision: Revision,
@@ -21,7 +21,8 @@ pub struct Grant {
     pub version_after: HoldSetVersion,
     /// What a checker may raise its own floor to when it sees this grant used: the token itself of
     /// an exclusive grant; else a token that is at least the key's last exclusive one and below
-    /// that of every other present holder but a downgraded one, whose token it may be.
+    /// that of every other present holder but a downgraded one, whose token it may be. Of several
+    /// keys, that of the first; `Claim` tells the others'.
     pub floor: Token,
 }
 
@@ -39,7 +40,7 @@ pub enum Outcome {
     Granted(Grant),
     /// `Acquire`: waits; the final outcome follows under the same request id.
     Queued {
-        /// Waiters before this one, at this revision.
+        /// Waiters before this one, at this revision. Of several keys, the largest.
         position: u32,
         /// The shard's revision after the command.
         revision: Revision,
@@ -54,9 +55,10 @@ pub enum Outcome {
         /// The shard's revision of that end.
         revision: Revision,
     },
-    /// A hold was given back, by `Release`, or by a `Cancel` with `release_if_granted`.
+    /// A hold was given back, by `Release`, or by a `Cancel` with `release_if_granted`; or what was
+    /// left of an acquire's, by the latter or by `ReleaseAll`.
     Released {
-        /// Its token.
+        /// Its token, or that of the first.
         token: Token,
         /// The shard's revision after the command.
         revision: Revision,

@@ -7,11 +7,13 @@ use core::fmt;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::error::ErrorCode;
+use crate::event::EndReason;
 use crate::ids::{
     ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, Revision, ShardId, Token,
 };
 use crate::limits::MESSAGE_LEN_MAX;
 use crate::outcome::Outcome;
+use crate::watch::{WatchEnd, WatchEvents, WatchNotice, WatchState};
 
 /// Who leads a shard, as far as the answering node knows.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -174,6 +176,28 @@ pub struct KeyInfo {
     pub limit: u32,
     /// Its lock-delays, at most `PAGE_LEN_MAX`.
     pub delays: Vec<Delay>,
+    /// How its last hold that ended did, if the shard still knows: it remembers the latest
+    /// `LAST_ENDS_MAX` keys whose holds ended.
+    pub last_end: Option<LastEnd>,
+}
+
+/// How a hold ended.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct LastEnd {
+    /// The lease that held.
+    pub lease: LeaseId,
+    /// The label of the session that acquired.
+    pub label: String,
+    /// The hold's token.
+    pub token: Token,
+    /// Its mode.
+    pub mode: Mode,
+    /// Why it ended; of a forced end, who forced it and why.
+    pub reason: EndReason,
+    /// The revision of the end.
+    pub revision: Revision,
+    /// The proposer's wall time of the end, in Unix milliseconds; for display only.
+    pub at_ms: u64,
 }
 
 /// The answer to a `Get` (one key, also if vacant) and to a `List`.
@@ -240,6 +264,8 @@ pub struct HeldKey {
     pub entries: u32,
     /// Somebody asks for it; `Holder::asked` says who.
     pub asked: bool,
+    /// See `Grant::floor`.
+    pub floor: Token,
 }
 
 /// An acquire that waits.
@@ -264,6 +290,11 @@ pub enum Claimed {
     Waits(Waiting),
     /// It holds. An acquire that re-entered has the number of its own and the hold's token.
     Holds(HeldKey),
+    /// It waits for several keys: each one's queue and holders, in the request's order. Of the
+    /// holders, at most `CLAIM_HOLDERS_MAX` for all keys together, but one for each.
+    WaitsAll(Vec<Waiting>),
+    /// It holds several keys, in the request's order.
+    HoldsAll(Vec<HeldKey>),
 }
 
 /// The answer to a `Claim`.
@@ -437,6 +468,16 @@ pub enum Reply {
     Transferred,
     /// Kind 138: an empty body.
     Pong,
+    /// Kind 140.
+    WatchEvents(WatchEvents),
+    /// Kind 141.
+    WatchState(WatchState),
+    /// Kind 142.
+    WatchNotice(WatchNotice),
+    /// Kind 143: the last answer to a `Watch`.
+    WatchEnd(WatchEnd),
+    /// Kind 144: an empty body, to `Unwatch`.
+    Unwatched,
     /// Kind 255.
     Error(ErrorReply),
 }
@@ -444,6 +485,12 @@ pub enum Reply {
 impl Reply {
     /// True unless another reply follows under the same request id, as after `Queued`.
     pub const fn is_final(&self) -> bool {
-        !matches!(self, Self::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. }))
+        !matches!(
+            self,
+            Self::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. })
+                | Self::WatchEvents(_)
+                | Self::WatchState(_)
+                | Self::WatchNotice(_)
+        )
     }
 }

@@ -6,6 +6,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::command::Command;
 use crate::ids::{ClusterId, HoldSetVersion, LeaseId, NodeId, Number, Secret, ShardId};
+use crate::watch::{UnwatchRequest, WatchRequest};
 
 /// First frame of a client connection.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -195,6 +196,10 @@ pub enum Request {
     Ping,
     /// Kind 11.
     Claim(ClaimRequest),
+    /// Kind 12.
+    Watch(WatchRequest),
+    /// Kind 13.
+    Unwatch(UnwatchRequest),
     /// Kind 25.
     Backup(BackupRequest),
 }

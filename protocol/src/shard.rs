@@ -4,12 +4,14 @@
 //! The key hash is published and never changes within a cluster: its number travels in the
 //! server's hello, and `docs/PROTOCOL.md` lists test vectors.
 
+use alloc::vec::Vec;
+
 use crate::command::Want;
 use crate::error::ErrorCode;
 use crate::ids::{Mode, ShardId};
 use crate::limits::{
     KEY_LEN_MAX, LABEL_LEN_MAX, LOCK_DELAY_MS_MAX, PERMITS_MAX, REASON_LEN_MAX, SHARDS_MAX,
-    TTL_MS_MAX, TTL_MS_MIN, VALUE_LEN_MAX,
+    TTL_MS_MAX, TTL_MS_MIN, VALUE_LEN_MAX, WANTS_MAX,
 };
 
 /// The number of the key hash described here, for `ServerHello::key_hash`.
@@ -113,6 +115,23 @@ pub const fn check_want(want: &Want) -> Result<(), ErrorCode> {
         Some(_) => check_limit(want.limit),
         None if want.limit != 0 => Err(ErrorCode::BAD_COMBINATION),
         None => check_mode(want.mode),
+    }
+}
+
+/// The keys of an acquire with options: 1 to `WANTS_MAX`, none twice. Of several, none may ask to
+/// enter a hold once more, nor may the acquire ask for a lease of its hold's own.
+pub fn check_wants(wants: &[Want], own: bool) -> Result<(), ErrorCode> {
+    if wants.len() > WANTS_MAX {
+        return Err(ErrorCode::TOO_MANY_ITEMS);
+    }
+    wants.iter().try_for_each(check_want)?;
+    let mut keys: Vec<&[u8]> = wants.iter().map(|want| want.key.as_slice()).collect();
+    keys.sort_unstable();
+    if keys.is_sorted_by(|a, b| a < b) {
+        let several = wants.len() > 1 && (own || wants.iter().any(|want| want.reentrant));
+        if several || wants.is_empty() { Err(ErrorCode::BAD_COMBINATION) } else { Ok(()) }
+    } else {
+        Err(ErrorCode::DUPLICATE_KEY)
     }
 }
 
@@ -230,6 +249,21 @@ mod tests {
         assert_eq!(want(Mode(3), 0), Err(ErrorCode::UNSUPPORTED_MODE));
         assert_eq!(check_delay_ms(LOCK_DELAY_MS_MAX), Ok(()));
         assert_eq!(check_delay_ms(LOCK_DELAY_MS_MAX + 1), Err(ErrorCode::DELAY_OUT_OF_RANGE));
+        let many = |count: usize, reentrant| -> Vec<Want> {
+            let key = |at: usize| std::format!("k{at}").into_bytes();
+            let want = |at| Want { key: key(at), mode: Mode::SHARED, limit: 0, reentrant };
+            (0..count).map(want).collect()
+        };
+        assert_eq!(check_wants(&many(WANTS_MAX, false), false), Ok(()));
+        assert_eq!(check_wants(&many(1, true), true), Ok(()));
+        let too_many = many(WANTS_MAX + 1, false);
+        assert_eq!(check_wants(&too_many, false), Err(ErrorCode::TOO_MANY_ITEMS));
+        for (count, own, reentrant) in [(0, false, false), (2, true, false), (2, false, true)] {
+            let said = check_wants(&many(count, reentrant), own);
+            assert_eq!(said, Err(ErrorCode::BAD_COMBINATION), "{count} {own} {reentrant}");
+        }
+        let twice = [many(2, false), many(1, false)].concat();
+        assert_eq!(check_wants(&twice, false), Err(ErrorCode::DUPLICATE_KEY));
         let shard = shard_of(b"k", 5);
         assert_eq!(check_shard(shard, b"k", 5), Ok(()));
         assert_eq!(check_shard(ShardId((shard.0 + 1) % 5), b"k", 5), Err(ErrorCode::WRONG_SHARD));

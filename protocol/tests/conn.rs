@@ -498,6 +498,7 @@ fn long_holds(key_len: usize, count: usize) -> Reply {
         slots: vec![],
         entries: 1,
         asked: false,
+        floor: leasehold_protocol::ids::Token(1),
     };
     Reply::Holds(HoldsReply {
         revision: leasehold_protocol::ids::Revision(1),

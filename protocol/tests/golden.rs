@@ -151,8 +151,9 @@ fn command_index(command: &Command) -> usize {
         Command::EndDelay { .. } => 14,
         Command::SetValue { .. } => 15,
         Command::AskYield { .. } => 16,
-        Command::BeginRestored { .. } => 17,
-        Command::EndQuarantine => 18,
+        Command::ReleaseAll { .. } => 17,
+        Command::BeginRestored { .. } => 18,
+        Command::EndQuarantine => 19,
     }
 }
 
@@ -192,7 +193,7 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(commands, (0..=18).collect());
+    assert_eq!(commands, (0..=19).collect());
     let outcomes: BTreeSet<usize> = replies()
         .iter()
         .filter_map(|(_, reply)| match reply {

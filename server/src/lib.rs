@@ -19,3 +19,4 @@ pub mod shard;
 pub mod shutdown;
 pub mod trace;
 pub mod wal;
+pub mod watch;

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::clock::to_ms;
-use crate::history::{Applied, Cause, Change, History, Lost, Op, OpKind, Outcome};
+use crate::history::{Applied, Cause, Change, History, Lost, Op, OpKind};
 
 use super::holds::{Hold, Holds, collect, to_ns};
 use super::log::logs;
@@ -149,9 +149,8 @@ fn in_log(history: &History, holds: &Holds<'_>, rate_ppm: u64, report: &mut Repo
 }
 
 fn forced_at_once(op: &Op) -> Option<(u32, u64)> {
-    match (op.kind, &op.outcome) {
-        (_, Outcome::Refused { .. }) => None,
-        (OpKind::ForceRelease { token, now: true }, _) => Some((op.shard, token)),
+    match op.kind {
+        OpKind::ForceRelease { token, now: true } if !op.had_no_effect() => Some((op.shard, token)),
         _ => None,
     }
 }
@@ -268,18 +267,30 @@ mod tests {
 
     #[test]
     fn a_forced_hold_that_the_log_ends_while_its_client_is_sure_is_caught() {
-        let forced = |now| {
-            let mut run = Run::new();
-            run.grant(1, "k", 5, 0, S);
-            run.claim(1, "k", 5, S, 9 * S);
-            let kind = OpKind::ForceRelease { token: 5, now };
-            run.call(3, "k", kind, (2 * S, 3 * S), Outcome::Done { revision: None });
-            let (key, cause) = ("k".into(), Cause::Forced);
-            run.applied(8, vec![Change::Ended { key, lease: 1, token: 5, cause }]);
-            verdict(&run)
-        };
-        assert_eq!(forced(false), Verdict::Violation);
-        assert_eq!(forced(true), Verdict::Ok);
+        let done = Outcome::Done { revision: None };
+        assert_eq!(forced(false, done.clone(), 1), Verdict::Violation);
+        assert_eq!(forced(true, done, 1), Verdict::Ok);
+    }
+
+    /// A forced release has no number: a copy that finds the hold gone does not say who ended it.
+    #[test]
+    fn a_refused_forced_release_excuses_only_if_an_earlier_copy_may_have_done_it() {
+        let gone = Outcome::Refused { code: "not_owner".to_owned(), token: None, revision: None };
+        assert_eq!(forced(true, gone.clone(), 2), Verdict::Ok);
+        assert_eq!(forced(true, gone, 1), Verdict::Violation);
+    }
+
+    /// Client 1 is sure of its hold until 10 s, the log ends it as forced before, and this is what
+    /// the operator heard.
+    fn forced(now: bool, outcome: Outcome, attempts: u32) -> Verdict {
+        let mut run = Run::new();
+        run.grant(1, "k", 5, 0, S);
+        run.claim(1, "k", 5, S, 9 * S);
+        let kind = OpKind::ForceRelease { token: 5, now };
+        run.call(3, "k", kind, (2 * S, 3 * S), outcome).attempts = attempts;
+        let (key, cause) = ("k".into(), Cause::Forced);
+        run.applied(8, vec![Change::Ended { key, lease: 1, token: 5, cause }]);
+        verdict(&run)
     }
 
     #[test]

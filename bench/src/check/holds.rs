@@ -141,7 +141,7 @@ impl<'a> Ends<'a> {
             OpKind::Release { token } => {
                 call(&mut self.calls, (op.shard, op.key.as_str(), token), op.invoke_ns, ok);
             }
-            OpKind::ForceRelease { token, now } if !op.outcome.is_definite_failure() => {
+            OpKind::ForceRelease { token, now } if !op.had_no_effect() => {
                 let hold = (op.shard, op.key.as_str(), token);
                 if now {
                     call(&mut self.calls, hold, op.invoke_ns, ok);

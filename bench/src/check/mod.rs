@@ -20,6 +20,7 @@ mod holds;
 pub mod linear;
 mod log;
 pub mod mutex;
+pub mod watch;
 
 use std::fmt;
 

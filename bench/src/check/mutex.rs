@@ -194,19 +194,24 @@ mod tests {
 
     #[test]
     fn a_forced_hold_is_sure_as_long_as_its_client_says_unless_it_was_forced_at_once() {
-        let forced = |now| {
+        let forced = |now, outcome, attempts| {
             let mut run = Run::new();
             run.renew(1, 50 * S, 0, 1);
             run.renew(2, 50 * S, 0, 1);
             run.grant(1, "k", 5, 0, S);
             run.claim(1, "k", 5, S, 6 * S);
             let kind = OpKind::ForceRelease { token: 5, now };
-            run.call(3, "k", kind, (2 * S, 3 * S), Outcome::Done { revision: None });
+            run.call(3, "k", kind, (2 * S, 3 * S), outcome).attempts = attempts;
             run.grant(2, "k", 6, 0, 5 * S);
             check(&run.history(), &needs()).verdict()
         };
-        assert_eq!(forced(false), Verdict::Violation);
-        assert_eq!(forced(true), Verdict::Ok);
+        let done = Outcome::Done { revision: None };
+        assert_eq!(forced(false, done.clone(), 1), Verdict::Violation);
+        assert_eq!(forced(true, done, 1), Verdict::Ok);
+        // A copy that finds the hold gone does not say that no earlier one ended it.
+        let gone = Outcome::Refused { code: "not_owner".to_owned(), token: None, revision: None };
+        assert_eq!(forced(true, gone.clone(), 2), Verdict::Ok);
+        assert_eq!(forced(true, gone, 1), Verdict::Violation);
     }
 
     #[test]

@@ -99,6 +99,9 @@ pub(super) fn failure_json(failure: &Failure) -> Value {
     if failure.token.0 != 0 {
         object["holder_token"] = failure.token.0.into();
     }
+    if let Some(rest_ms) = failure.rest_ms {
+        object["rest_ms"] = rest_ms.into();
+    }
     object
 }
 
@@ -106,6 +109,7 @@ pub(super) fn failure_json(failure: &Failure) -> Value {
 pub(super) fn code_of(failure: &Failure) -> u8 {
     match failure.code {
         ErrorCode::HELD
+        | ErrorCode::DELAYED
         | ErrorCode::TIMED_OUT
         | ErrorCode::CANCELLED
         | ErrorCode::ALREADY_HELD
@@ -151,7 +155,7 @@ macro_rules! from_library {
     };
 }
 
-from_library!(AcquireError CallError CloseError ConfigError ConnectError ReleaseError SessionError);
+from_library!(AcquireError CallError ChangeError CloseError ConfigError ConnectError ReleaseError SessionError);
 
 #[cfg(test)]
 mod tests {
@@ -175,6 +179,7 @@ mod tests {
         let exit = |code| code_of(&Failure::of(code));
         assert_eq!(exit(ErrorCode::HELD), NOT_ACQUIRED);
         assert_eq!(exit(ErrorCode::TIMED_OUT), NOT_ACQUIRED);
+        assert_eq!(exit(ErrorCode::DELAYED), NOT_ACQUIRED);
         assert_eq!(exit(ErrorCode::LEASE_LOST), LOST);
         assert_eq!(exit(ErrorCode::UNREACHABLE), UNAVAILABLE);
         assert_eq!(exit(ErrorCode::NO_QUORUM), UNAVAILABLE);

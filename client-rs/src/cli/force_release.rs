@@ -33,7 +33,7 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
         Token(token)
     } else {
         let read = client.get(args.key.clone()).await?;
-        let token = present_token(&read)?;
+        let token = present_token(&read, "--token")?;
         if !options.json {
             show(&read)?;
         }
@@ -64,7 +64,8 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
     Ok(ExitCode::SUCCESS)
 }
 
-fn present_token(read: &KeyRead) -> Result<Token, CliError> {
+/// The token of the only holder; `option` is how another is named.
+pub(super) fn present_token(read: &KeyRead, option: &str) -> Result<Token, CliError> {
     match read.info.holders.as_slice() {
         [] => {
             let text = format!("nobody holds {}", read.info.key);
@@ -74,7 +75,7 @@ fn present_token(read: &KeyRead) -> Result<Token, CliError> {
         several => {
             let tokens: Vec<_> = several.iter().map(|holder| holder.token.to_string()).collect();
             Err(CliError::Usage(format!(
-                "several hold it; choose with --token: {}",
+                "several hold it; choose with {option}: {}",
                 tokens.join(", ")
             )))
         }

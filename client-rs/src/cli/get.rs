@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Freshness, KeyRead};
+use leasehold::{Freshness, KeyRead, Mode};
 
 use super::exit::CliError;
 use super::options::Options;
@@ -33,23 +33,45 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
 pub(super) fn show(read: &KeyRead) -> Result<(), CliError> {
     let stale = if read.stale { ", may be stale" } else { "" };
     say(&format!("{}  (shard {}, revision {}{stale})", read.info.key, read.shard, read.revision))?;
-    if read.info.holders.is_empty() {
+    if read.info.limit > 0 {
+        say(&format!("  a semaphore of {} permits", read.info.limit))?;
+    }
+    if read.info.holders.is_empty() && read.info.delays.is_empty() {
         say("  vacant")?;
     }
     for holder in &read.info.holders {
         let left = holder.remaining_ms.map_or_else(String::new, |ms| format!(", {ms} ms left"));
         let forced = if holder.forced { ", forced" } else { "" };
+        let mode = mode_text(holder.mode);
         say(&format!(
-            "  held by lease {} ({}), token {}{left}{forced}",
+            "  held by lease {} ({}){mode}, token {}{left}{forced}",
             holder.lease, holder.label, holder.token
         ))?;
     }
+    for delay in &read.info.delays {
+        let left = delay.remaining_ms.map_or_else(String::new, |ms| format!(", {ms} ms left"));
+        say(&format!("  lock-delay after the loss of token {}{left}", delay.token))?;
+    }
     for waiter in &read.info.waiters {
-        say(&format!("  {}. waits: lease {} ({})", waiter.position, waiter.lease, waiter.label))?;
+        let mode = mode_text(waiter.mode);
+        say(&format!(
+            "  {}. waits: lease {} ({}){mode}",
+            waiter.position, waiter.lease, waiter.label
+        ))?;
     }
     let hidden = read.info.waiters_total as usize - read.info.waiters.len();
     if hidden > 0 {
         say(&format!("  and {hidden} more wait"))?;
     }
     Ok(())
+}
+
+/// Nothing for an exclusive hold, the usual one.
+pub(super) fn mode_text(mode: Mode) -> String {
+    match mode.permit_count() {
+        Some(1) => ", 1 permit".to_owned(),
+        Some(count) => format!(", {count} permits"),
+        None if mode == Mode::SHARED => ", shared".to_owned(),
+        None => String::new(),
+    }
 }

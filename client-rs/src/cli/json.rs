@@ -1,11 +1,27 @@
 //! How keys, leases and nodes look in JSON: the same in every verb.
 
-use leasehold::{Holder, KeyRead, NodeStatus, Role, SessionInfo, ShardId, ShardStatus, Waiter};
+use leasehold::{
+    Delay, Holder, KeyRead, Leader, Mode, NodeStatus, Place, Role, SessionInfo, ShardId,
+    ShardStatus, Waiter, slots_of,
+};
 use serde_json::{Value, json};
 
 /// A mode's name.
-fn mode(mode: u32) -> String {
-    if mode == 0 { "exclusive".to_owned() } else { format!("mode_{mode}") }
+pub(super) fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::EXCLUSIVE => "exclusive",
+        Mode::SHARED => "shared",
+        mode if mode.permit_count().is_some() => "permits",
+        _ => "unknown",
+    }
+}
+
+/// Sets `mode`, and `permits` if it is that of a semaphore.
+pub(super) fn put_mode(object: &mut Value, of: Mode) {
+    object["mode"] = mode(of).into();
+    if let Some(count) = of.permit_count() {
+        object["permits"] = count.into();
+    }
 }
 
 /// Sets `name` to the value as text, or `name_hex` to its bytes if it is not UTF-8.
@@ -28,28 +44,49 @@ fn holder(holder: &Holder) -> Value {
     let mut object = json!({
         "lease": holder.lease.0,
         "token": holder.token.0,
-        "mode": mode(holder.mode.0),
+        "floor": holder.floor.0,
         "label": holder.label,
         "since_ms": holder.since_ms,
         "remaining_ms": holder.remaining_ms,
         "own_lease": holder.own_lease,
         "forced": holder.forced,
+        "entries": holder.entries,
+        "lock_delay_ms": holder.delay_ms,
     });
+    put_mode(&mut object, holder.mode);
+    if holder.mode.permit_count().is_some() {
+        object["slots"] = slots_of(&holder.slots).into();
+    }
+    if let Some(asked) = &holder.asked {
+        object["asked"] =
+            json!({ "who": asked.who, "why": asked.why, "within_ms": asked.within_ms });
+    }
     put_bytes(&mut object, "value", &holder.value);
     object
 }
 
 fn waiter(waiter: &Waiter) -> Value {
-    json!({
+    let mut object = json!({
         "lease": waiter.lease.0,
-        "mode": mode(waiter.mode.0),
         "position": waiter.position,
         "label": waiter.label,
-    })
+    });
+    put_mode(&mut object, waiter.mode);
+    object
+}
+
+fn delay(delay: &Delay) -> Value {
+    let mut object = json!({
+        "token": delay.token.0,
+        "delay_ms": delay.delay_ms,
+        "remaining_ms": delay.remaining_ms,
+    });
+    put_mode(&mut object, delay.mode);
+    object
 }
 
 pub(super) fn key(read: &KeyRead) -> Value {
-    json!({
+    let mut object = json!({
         "key": read.info.key,
         "shard": read.shard.0,
         "revision": read.revision.0,
@@ -57,7 +94,31 @@ pub(super) fn key(read: &KeyRead) -> Value {
         "holders": read.info.holders.iter().map(holder).collect::<Vec<_>>(),
         "waiters": read.info.waiters.iter().map(waiter).collect::<Vec<_>>(),
         "waiters_total": read.info.waiters_total,
+        "delays": read.info.delays.iter().map(delay).collect::<Vec<_>>(),
+    });
+    if read.info.limit > 0 {
+        object["limit"] = read.info.limit.into();
+    }
+    object
+}
+
+pub(super) fn place(place: &Place) -> Value {
+    json!({
+        "position": place.position,
+        "waiters_total": place.waiters_total,
+        "holders": place.holders.iter().map(holder).collect::<Vec<_>>(),
     })
+}
+
+pub(super) fn leader(leader: &Leader) -> Value {
+    let mut object = json!({
+        "token": leader.token.0,
+        "label": leader.label,
+        "lease": leader.lease.0,
+        "since_ms": leader.since_ms,
+    });
+    put_bytes(&mut object, "value", &leader.value);
+    object
 }
 
 pub(super) fn session(shard: ShardId, session: &SessionInfo) -> Value {

@@ -1,5 +1,7 @@
 //! The command line of Leasehold: one verb a file, all of them over the library's public API.
 
+mod ask_yield;
+mod elect;
 mod exit;
 mod force_release;
 mod get;
@@ -10,10 +12,12 @@ mod options;
 mod ping;
 mod pipe;
 mod sessions;
+mod set_limit;
 mod status;
 mod transfer_leader;
 #[allow(unsafe_code, reason = "one call of the C library that has no safe form")]
 mod tty;
+mod why;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -37,14 +41,22 @@ struct Args {
 enum Verb {
     /// Runs a command under a lock
     Lock(lock::Args),
+    /// Leads an election, while a command runs or until a signal
+    Elect(elect::Args),
     /// Shows who holds a key and who waits for it
     Get(get::Args),
+    /// Says in plain words who holds a key, until when, and who waits
+    Why(why::Args),
     /// Lists keys that are held or waited for
     Ls(ls::Args),
     /// Lists live leases
     Sessions(sessions::Args),
     /// Ends somebody's hold
     ForceRelease(force_release::Args),
+    /// Asks the holder of a key to give it up
+    Yield(ask_yield::Args),
+    /// Changes how many permits a semaphore has
+    SetLimit(set_limit::Args),
     /// Shows nodes, shards, roles and digests
     Status,
     /// Moves the leadership of a shard
@@ -78,11 +90,15 @@ fn run(args: Args) -> Result<ExitCode, CliError> {
         // Becomes the command, or says why not.
         Verb::Exec(args) => lock::exec(&args),
         Verb::Lock(args) => single(lock::run(&options, args)),
+        Verb::Elect(args) => single(elect::run(&options, args)),
         Verb::Keeper => single(lock::keep()),
         Verb::Get(args) => shared(get::run(&options, args)),
         Verb::Ls(args) => shared(ls::run(&options, args)),
         Verb::Sessions(args) => shared(sessions::run(&options, args)),
         Verb::ForceRelease(args) => shared(force_release::run(&options, args)),
+        Verb::Why(args) => shared(why::run(&options, args)),
+        Verb::Yield(args) => shared(ask_yield::run(&options, args)),
+        Verb::SetLimit(args) => shared(set_limit::run(&options, args)),
         Verb::Status => shared(status::run(&options)),
         Verb::TransferLeader(args) => shared(transfer_leader::run(&options, args)),
         Verb::Ping(args) => shared(ping::run(&options, args)),

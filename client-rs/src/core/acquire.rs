@@ -8,12 +8,13 @@
 //! reserved for that; the committed outcome is what counts. If its caller has gone and it was
 //! granted all the same, the hold is given back.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_protocol::command::{Command, OwnLease};
+use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{HoldSetVersion, Mode, Number, Secret};
+use leasehold_protocol::ids::{HoldSetVersion, Number, Secret};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::planted;
 use leasehold_protocol::reply::{OutcomeReply, Reply};
@@ -21,8 +22,10 @@ use leasehold_protocol::request::Request;
 use leasehold_protocol::shard::{check_key, check_ttl_ms, check_value};
 
 use super::cell::{HoldCell, LossCause};
+use super::change::Change;
 use super::exchange::{Exchange, Owner, as_request};
 use super::lease::{Lease, refusal_of};
+use super::options::Options;
 use super::route::Lane;
 use super::settle::{Adoption, OWN_GRANT, Versions};
 use super::{Core, Event, ExchangeId, Held, HoldChange, LeaseKey, OPS_MAX, OpId, SessionId, Timer};
@@ -49,6 +52,7 @@ pub(crate) struct AcquireRequest {
     pub(crate) wait: Wait,
     /// TTL, in milliseconds, and secret of a lease of the hold's own.
     pub(crate) own: Option<(u64, Secret)>,
+    pub(crate) options: Options,
 }
 
 /// A cancel on its way.
@@ -80,6 +84,7 @@ pub(crate) struct Op {
     pub(super) own_lease: Option<LeaseKey>,
     pub(super) key: Vec<u8>,
     value: Vec<u8>,
+    pub(super) options: Options,
     wait: Wait,
     wait_until: BootTime,
     deadline: BootTime,
@@ -99,6 +104,8 @@ pub(crate) struct Op {
     /// Set when the hold is reported to its caller.
     pub(super) cell: Option<Arc<HoldCell>>,
     pub(super) release: Option<Release>,
+    /// Asked for and not over, in that order; the first may have been sent.
+    pub(super) changes: VecDeque<Change>,
 }
 
 impl Op {
@@ -177,6 +184,7 @@ impl Core {
             own_lease: None,
             key: request.key,
             value: request.value,
+            options: request.options,
             wait: request.wait,
             wait_until,
             deadline,
@@ -190,6 +198,7 @@ impl Core {
             grant: None,
             cell: None,
             release: None,
+            changes: VecDeque::new(),
         }
     }
 
@@ -267,14 +276,8 @@ impl Core {
         let lease = self.leases.get(&op.lease)?;
         let caller = lease.caller(op.number?)?;
         let acks = caller.acks.clone();
-        let command = Command::Acquire {
-            caller,
-            key: op.key.clone(),
-            mode: Mode::EXCLUSIVE,
-            own: op.own,
-            value: op.value.clone(),
-            wait_ms: self.wait_ms(op.wait),
-        };
+        let wait_ms = self.wait_ms(op.wait);
+        let command = op.options.command(caller, &op.key, op.own, &op.value, wait_ms);
         Some((as_request(lease.shard, ms, command), acks))
     }
 
@@ -395,7 +398,7 @@ impl Core {
             return;
         }
         let (key, number, kept) = (op.lease, op.number.expect("it was sent"), retried || op.waited);
-        let timed = op.timed;
+        let (timed, options) = (op.timed, op.options);
         self.leases.get_mut(&key).expect("a pending op has a lease").numbers.settle(number, kept);
         let ended = if timed { ErrorCode::TIMED_OUT } else { ErrorCode::CANCELLED };
         let failure = match outcome {
@@ -403,6 +406,7 @@ impl Core {
             Ok(
                 Outcome::Cancelled { .. }
                 | Outcome::Released { .. }
+                | Outcome::Changed { .. }
                 | Outcome::Refused { code: ErrorCode::CANCELLED, .. },
             ) => Failure::of(ended),
             Ok(Outcome::TimedOut { .. }) => Failure::of(ErrorCode::TIMED_OUT),
@@ -411,7 +415,7 @@ impl Core {
                 let text = "the hold had ended before it was confirmed";
                 Failure::new(ErrorCode::LEASE_LOST, text)
             }
-            Ok(Outcome::Refused { code, token, .. }) => Failure { token, ..Failure::of(code) },
+            Ok(Outcome::Refused { code, token, .. }) => options.refusal(code, token),
             Ok(_) => Failure::new(ErrorCode::MALFORMED, "the outcome does not fit an acquire"),
             Err(failure) => failure,
         };
@@ -438,16 +442,14 @@ impl Core {
             None => key,
         };
         let lease = self.leases.get_mut(&holder).expect("just looked up or made");
-        lease.holds.insert(grant.token, id);
+        lease.holds.insert((grant.token, id));
         lease.verifying.insert(id);
         let valid = self.now < lease.cell.valid_until();
         let op = &self.ops[&id];
-        if own.is_none() && adoption == Adoption::Gone {
-            self.lose_hold(id, LossCause::Forced);
-        } else if op.abandoned {
+        if op.abandoned {
             if op.cancel.is_some_and(|cancel| cancel.release_if_granted) {
                 // The cancel gives it back; nobody is to hear of it.
-                lease.holds.remove(&grant.token);
+                lease.holds.remove(&(grant.token, id));
                 lease.verifying.remove(&id);
                 lease.releasing.insert(id);
             } else {
@@ -480,13 +482,14 @@ impl Core {
     pub(super) fn report(&mut self, id: OpId) {
         let op = self.ops.get_mut(&id).expect("the caller looked it up");
         let holder = op.held_by().expect("it was granted");
-        let token = op.grant.as_ref().expect("it was granted").token;
+        let grant = op.grant.as_ref().expect("it was granted");
+        let granted = (grant.token, grant.floor);
         let lease = self.leases.get_mut(&holder).expect("a hold has a lease");
         lease.verifying.remove(&id);
-        let cell = HoldCell::new(Arc::clone(&lease.cell));
+        let cell = HoldCell::new(Arc::clone(&lease.cell), granted, op.options.mode);
         op.cell = Some(Arc::clone(&cell));
         self.timers.cancel(Timer::Op(id));
-        self.events.push_back(Event::Acquired { op: id, result: Ok(Held { token, cell }) });
+        self.events.push_back(Event::Acquired { op: id, result: Ok(Held { cell }) });
         self.arm(holder);
     }
 
@@ -517,11 +520,23 @@ impl Core {
 
     /// Takes an op out of every table.
     pub(super) fn remove_op(&mut self, id: OpId) {
+        self.drop_changes(id, true);
         let Some(op) = self.ops.remove(&id) else { return };
         self.timers.cancel(Timer::Op(id));
         self.kill(op.exchange);
-        self.kill(op.cancel.and_then(|cancel| cancel.exchange));
-        self.kill(op.release.and_then(|release| release.exchange));
+        let cancel = op.cancel.and_then(|cancel| cancel.exchange);
+        let release = op.release.and_then(|release| release.exchange);
+        // Whatever they are answered, nobody needs it: or else the floor would wait for it.
+        for (exchange, after) in [(cancel, 1), (release, 2)] {
+            if let (Some(number), Some(lease), true) = (
+                op.number,
+                self.leases.get_mut(&op.lease),
+                exchange.is_some_and(|id| self.exchanges.contains_key(&id)),
+            ) {
+                lease.numbers.settle(Number(number.0 + after), true);
+            }
+            self.kill(exchange);
+        }
         for key in [Some(op.lease), op.own_lease].into_iter().flatten() {
             let Some(lease) = self.leases.get_mut(&key) else { continue };
             lease.pending.remove(&id);
@@ -529,7 +544,7 @@ impl Core {
             lease.verifying.remove(&id);
             lease.capped.retain(|(_, capped)| *capped != id);
             if let Some(grant) = &op.grant {
-                lease.holds.remove(&grant.token);
+                lease.holds.remove(&(grant.token, id));
             }
         }
         if let Some(own) = op.own_lease {
@@ -569,6 +584,7 @@ impl Core {
 fn check_request(request: &AcquireRequest) -> Result<Option<OwnLease>, Failure> {
     check_key(&request.key).map_err(Failure::of)?;
     check_value(&request.value).map_err(Failure::of)?;
+    request.options.check(&request.key, request.own.is_some())?;
     request.own.map(|(ttl_ms, secret)| Ok(OwnLease { ttl_ms: ttl(ttl_ms)?, secret })).transpose()
 }
 

@@ -6,8 +6,10 @@
 //! lost: the reader latches it, and the core looks for the latch before it extends anything.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+
+use leasehold_protocol::ids::{Mode, Token};
 
 use crate::clock::BootTime;
 
@@ -150,11 +152,50 @@ pub(crate) struct HoldCell {
     /// A forced hold's own end.
     cap: AtomicU64,
     ended: AtomicU8,
+    token: AtomicU64,
+    floor: AtomicU64,
+    mode: AtomicU32,
 }
 
 impl HoldCell {
-    pub(crate) fn new(lease: Arc<LeaseCell>) -> Arc<Self> {
-        Arc::new(Self { lease, cap: AtomicU64::new(u64::MAX), ended: AtomicU8::new(LIVE) })
+    /// A hold as it was granted: its token, its floor and its mode.
+    pub(crate) fn new(
+        lease: Arc<LeaseCell>,
+        (token, floor): (Token, Token),
+        mode: Mode,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            lease,
+            cap: AtomicU64::new(u64::MAX),
+            ended: AtomicU8::new(LIVE),
+            token: AtomicU64::new(token.0),
+            floor: AtomicU64::new(floor.0),
+            mode: AtomicU32::new(mode.0),
+        })
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        Token(self.token.load(Ordering::Acquire))
+    }
+
+    /// See `Grant::floor`.
+    pub(crate) fn floor(&self) -> Token {
+        Token(self.floor.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        Mode(self.mode.load(Ordering::Acquire))
+    }
+
+    pub(crate) fn set_mode(&self, mode: Mode) {
+        self.mode.store(mode.0, Ordering::Release);
+    }
+
+    /// It was granted anew. The mode that goes with it is told afterwards: whoever sees that sees
+    /// the new token too.
+    pub(crate) fn regrant(&self, (token, floor): (Token, Token)) {
+        self.floor.store(floor.0, Ordering::Release);
+        self.token.store(token.0, Ordering::Release);
     }
 
     fn until(&self) -> BootTime {
@@ -224,7 +265,8 @@ mod tests {
     fn held_until(seconds: u64) -> (Arc<LeaseCell>, Arc<HoldCell>) {
         let lease = LeaseCell::new(TTL, RiskCause::Late);
         lease.extend(BootTime(seconds * 1_000_000_000));
-        (Arc::clone(&lease), HoldCell::new(lease))
+        let granted = (Token(5), Token(5));
+        (Arc::clone(&lease), HoldCell::new(lease, granted, Mode::EXCLUSIVE))
     }
 
     fn at(seconds: u64) -> BootTime {

@@ -147,6 +147,10 @@ impl Core {
                 _ => continue,
             };
             exchange.last = Some(why.clone());
+            let owner = exchange.owner().clone();
+            if let super::exchange::Owner::Watch(watch, shard) = owner {
+                self.feed_detached(watch, shard);
+            }
             self.note_risk(id, why.code);
             self.set_state(id, State::Resting, self.now.after(pause));
         }

@@ -18,6 +18,7 @@ use super::rng::Backoff;
 use super::route::{Choice, InFlight, Lane};
 use super::{
     Call, CallId, ConnId, Core, Event, ExchangeId, LeaseKey, OpId, Output, SessionId, Timer,
+    WatchId,
 };
 use crate::clock::BootTime;
 use crate::error::Failure;
@@ -41,6 +42,7 @@ pub(super) enum Owner {
     Acquire(OpId),
     Cancel(OpId),
     Release(OpId),
+    Change(OpId),
     Renew(Vec<LeaseKey>),
     Holds(LeaseKey),
     Close {
@@ -50,6 +52,7 @@ pub(super) enum Owner {
         session: Option<SessionId>,
     },
     Call(CallId),
+    Watch(WatchId, ShardId),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +87,8 @@ pub(crate) struct Exchange {
     last_sent: BootTime,
     /// Results that the last attempt acknowledged.
     acks: Vec<Number>,
+    /// The address that the next attempt avoids if it can.
+    avoid: Option<usize>,
 }
 
 impl Exchange {
@@ -107,7 +112,29 @@ impl Exchange {
             state: State::Resting,
             last_sent: BootTime(0),
             acks: Vec::new(),
+            avoid: None,
         }
+    }
+
+    pub(super) const fn avoiding(mut self, avoid: Option<usize>) -> Self {
+        self.avoid = avoid;
+        self
+    }
+
+    pub(super) const fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
+    /// An answer on `conn` to what was sent at `sent_at` is one to the last attempt, which waits.
+    pub(super) fn is_present(&self, conn: ConnId, sent_at: BootTime) -> bool {
+        let waits = matches!(self.state, State::Sent(at) | State::Queued(at) if at == conn);
+        waits && sent_at == self.last_sent
+    }
+
+    /// The last attempt is answered and goes on to be.
+    pub(super) const fn settle_in(&mut self, conn: ConnId) {
+        self.state = State::Queued(conn);
+        self.failures = 0;
     }
 
     pub(super) const fn patience(mut self, patience: Duration) -> Self {
@@ -132,10 +159,20 @@ impl Exchange {
 
 impl Core {
     pub(super) fn start(&mut self, exchange: Exchange) -> ExchangeId {
+        let id = self.enter_exchange(exchange);
+        self.begin_exchange(id);
+        id
+    }
+
+    /// Enters an exchange that is begun later.
+    pub(super) fn enter_exchange(&mut self, exchange: Exchange) -> ExchangeId {
         let id = ExchangeId(self.fresh());
         self.exchanges.insert(id, exchange);
-        self.dispatch(id, None);
         id
+    }
+
+    pub(super) fn begin_exchange(&mut self, id: ExchangeId) {
+        self.dispatch(id, None);
     }
 
     /// Forgets an exchange without an answer.
@@ -175,7 +212,7 @@ impl Core {
         // What concerns a live lease goes on as long as it may live; but an acquire that was never
         // sent has no effect to wait for.
         let may_end = match exchange.owner {
-            Owner::Call(_) | Owner::Open(_) => true,
+            Owner::Call(_) | Owner::Open(_) | Owner::Watch(..) => true,
             Owner::Acquire(_) => exchange.attempts == 0,
             _ => false,
         };
@@ -254,6 +291,7 @@ impl Core {
             Owner::Acquire(op) => self.build_acquire(*op, timeout_ms),
             Owner::Cancel(op) => self.build_cancel(*op, timeout_ms),
             Owner::Release(op) => self.build_release(*op, timeout_ms),
+            Owner::Change(op) => self.build_change(*op, timeout_ms),
             Owner::Renew(leases) => self.build_renew(leases, timeout_ms),
             Owner::Holds(lease) => self.build_holds(*lease, timeout_ms),
             // It is not sent again.
@@ -264,8 +302,9 @@ impl Core {
             }
             Owner::Call(call) => match self.calls.get(call)? {
                 Call::Request(request) => Some((with_timeout(request, timeout_ms), Vec::new())),
-                Call::Renew { .. } => None,
+                Call::Renew { .. } | Call::Change { .. } => None,
             },
+            Owner::Watch(watch, shard) => Some((self.build_watch(*watch, *shard)?, Vec::new())),
         }
     }
 
@@ -277,7 +316,10 @@ impl Core {
             return self.finish(id, Err(verdict), self.now);
         }
         match exchange.state {
-            State::Resting => self.dispatch(id, None),
+            State::Resting => {
+                let avoid = exchange.avoid.take();
+                self.dispatch(id, avoid);
+            }
             State::Parked(conn) => {
                 let avoid = self.router.target_of(conn);
                 self.dispatch(id, avoid);
@@ -315,6 +357,9 @@ impl Core {
             self.confirm_acks(id, sent_at);
         }
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
+        if matches!(exchange.owner, Owner::Watch(..)) && !matches!(reply, Reply::Error(_)) {
+            return self.watch_told(conn, id, sent_at, reply);
+        }
         match reply {
             // A later attempt is on its way or waits: an earlier one's trouble is old news.
             Reply::Error(error) if is_retried_here(error.code) && sent_at != exchange.last_sent => {
@@ -348,7 +393,9 @@ impl Core {
     /// The cluster has executed or refused the command: it took its acknowledgements.
     fn confirm_acks(&mut self, id: ExchangeId, sent_at: BootTime) {
         let Some(exchange) = self.exchanges.get_mut(&id) else { return };
-        let (Owner::Acquire(op) | Owner::Cancel(op) | Owner::Release(op)) = exchange.owner else {
+        let (Owner::Acquire(op) | Owner::Cancel(op) | Owner::Release(op) | Owner::Change(op)) =
+            exchange.owner
+        else {
             return;
         };
         if exchange.last_sent == sent_at {
@@ -429,10 +476,12 @@ impl Core {
             Owner::Acquire(op) => self.acquire_answered(op, retried, result),
             Owner::Cancel(op) => self.cancel_answered(op, result),
             Owner::Release(op) => self.release_answered(op, retried, result),
+            Owner::Change(op) => self.change_answered(op, retried, result),
             Owner::Renew(leases) => self.renew_answered(&leases, result, sent_at),
             Owner::Holds(lease) => self.holds_answered(lease, result),
             Owner::Close { session, .. } => self.close_answered(session, result),
             Owner::Call(call) => self.call_answered(call, retried, result),
+            Owner::Watch(watch, shard) => self.watch_answered(watch, shard, result),
         }
     }
 
@@ -462,7 +511,10 @@ const fn is_retried_here(code: ErrorCode) -> bool {
         ErrorClass::Unknown => true,
         // What the state itself refuses for lack of room is the caller's to decide, but for the
         // window, which this library's own acknowledgements will open.
-        ErrorClass::Retryable => !matches!(code, ErrorCode::QUEUE_FULL | ErrorCode::LEASES_FULL),
+        ErrorClass::Retryable => !matches!(
+            code,
+            ErrorCode::QUEUE_FULL | ErrorCode::LEASES_FULL | ErrorCode::WATCHES_FULL
+        ),
     }
 }
 
@@ -500,7 +552,7 @@ fn with_timeout(request: &Request, timeout_ms: u32) -> Request {
         Request::Backup(body) => body.timeout_ms = timeout_ms,
         Request::Status(body) => body.timeout_ms = timeout_ms,
         Request::Transfer(body) => body.timeout_ms = timeout_ms,
-        Request::Hello(_) | Request::Ping => {}
+        Request::Hello(_) | Request::Ping | Request::Watch(_) | Request::Unwatch(_) => {}
     }
     request
 }

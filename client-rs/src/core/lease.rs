@@ -46,9 +46,12 @@ pub(crate) struct Lease {
     pub(super) numbers: Numbers,
     pub(super) versions: Versions,
     /// Granted and not given back.
-    pub(super) holds: BTreeMap<Token, OpId>,
+    /// Several under one token are entries of one hold.
+    pub(super) holds: BTreeSet<(Token, OpId)>,
     /// Of those, granted but not reported yet: a renewal must show that they are current.
     pub(super) verifying: BTreeSet<OpId>,
+    /// Of those that were reported: upgraded, and the new token not told yet for the same reason.
+    pub(super) confirming: BTreeSet<OpId>,
     /// Acquires without a result.
     pub(super) pending: BTreeSet<OpId>,
     /// Of those, not sent yet, in the order in which they were asked for.
@@ -88,8 +91,9 @@ impl Lease {
             cell: LeaseCell::new(ttl, cause),
             numbers: Numbers::new(),
             versions: Versions::new(),
-            holds: BTreeMap::new(),
+            holds: BTreeSet::new(),
             verifying: BTreeSet::new(),
+            confirming: BTreeSet::new(),
             pending: BTreeSet::new(),
             unsent: VecDeque::new(),
             releasing: BTreeSet::new(),
@@ -108,6 +112,11 @@ impl Lease {
     /// Some hold under it was reported to its caller.
     fn is_relied_on(&self) -> bool {
         self.holds.len() > self.verifying.len()
+    }
+
+    /// Some hold under it has this token.
+    pub(super) fn has_token(&self, token: Token) -> bool {
+        self.holds.range((token, OpId(0))..=(token, OpId(u64::MAX))).next().is_some()
     }
 
     /// Who speaks, for a command under `number`.
@@ -276,8 +285,8 @@ impl Core {
 
     pub(super) fn tell_holds(&mut self, key: LeaseKey, change: HoldChange) {
         let lease = &self.leases[&key];
-        let reported = lease.holds.values().filter(|op| !lease.verifying.contains(op));
-        self.events.extend(reported.map(|op| Event::Hold { op: *op, change }));
+        let reported = lease.holds.iter().filter(|(_, op)| !lease.verifying.contains(op));
+        self.events.extend(reported.map(|(_, op)| Event::Hold { op: *op, change }));
     }
 
     /// The lease is over: holds are lost, waits fail, nothing is sent for it any more but a close
@@ -289,7 +298,7 @@ impl Core {
         lease.unsent.clear();
         let (shard, session) = (lease.shard, lease.session);
         let unread = (lease.id, lease.secret, lease.ttl);
-        let holds: Vec<OpId> = lease.holds.values().copied().collect();
+        let holds: Vec<OpId> = lease.holds.iter().map(|(_, op)| *op).collect();
         let (pending, releasing) = (lease.pending.clone(), lease.releasing.clone());
         for op in holds {
             self.lose_hold(op, cause);

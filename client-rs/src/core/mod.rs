@@ -20,10 +20,12 @@
 
 mod acquire;
 mod cell;
+mod change;
 mod connect;
 mod exchange;
 mod lease;
 mod numbers;
+mod options;
 mod release;
 mod renew;
 mod rng;
@@ -33,22 +35,25 @@ mod settle;
 #[cfg(test)]
 mod tests;
 mod timers;
+pub(crate) mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{ShardId, Token};
+use leasehold_protocol::ids::{ClusterId, ShardId};
 use leasehold_protocol::reply::Reply;
-use leasehold_protocol::request::Request;
+use leasehold_protocol::request::{ClaimRequest, Request};
 use leasehold_protocol::shard::shard_of;
 
 use self::acquire::Op;
 pub(crate) use self::acquire::{AcquireRequest, Wait};
 pub(crate) use self::cell::HoldCell;
 pub use self::cell::{HoldState, LossCause, RiskCause};
+pub(crate) use self::change::Wish;
 use self::exchange::{Exchange, Owner};
 use self::lease::Lease;
+pub(crate) use self::options::{Options, check_limit};
 use self::rng::Rng;
 use self::route::Router;
 use self::session::Session;
@@ -86,6 +91,8 @@ ids! {
     ExchangeId
     /// See the module.
     CallId
+    /// A watch.
+    WatchId
 }
 
 /// Time-outs.
@@ -118,8 +125,12 @@ pub(crate) enum Event {
     Released { op: OpId, result: Result<(), Failure> },
     /// A renewal that was asked for ended.
     Renewed { call: CallId, result: Result<(), Failure> },
+    /// A change of a hold ended. What the hold is now is in its cell.
+    Changed { call: CallId, result: Result<(), Failure> },
     /// A call ended.
     Answered { call: CallId, result: Result<Reply, Failure> },
+    /// A watch has something to take.
+    Watched { watch: WatchId },
     /// A session that was closed is gone.
     Closed { session: SessionId, result: Result<(), Failure> },
 }
@@ -127,7 +138,6 @@ pub(crate) enum Event {
 /// A grant that is current.
 #[derive(Clone, Debug)]
 pub(crate) struct Held {
-    pub(crate) token: Token,
     pub(crate) cell: std::sync::Arc<HoldCell>,
 }
 
@@ -151,6 +161,7 @@ enum Timer {
     Conn(ConnId),
     Session(SessionId),
     Call(CallId),
+    Watch(WatchId),
 }
 
 /// A read or an operator's request.
@@ -167,6 +178,7 @@ pub(crate) struct CallRequest {
 enum Call {
     Request(Request),
     Renew { lease: LeaseKey },
+    Change { op: OpId },
 }
 
 /// See the module.
@@ -182,6 +194,7 @@ pub(crate) struct Core {
     leases: BTreeMap<LeaseKey, Lease>,
     ops: BTreeMap<OpId, Op>,
     calls: BTreeMap<CallId, Call>,
+    watches: BTreeMap<WatchId, watch::Watch>,
     /// Live leases by shard and the time of their next renewal.
     renewals: BTreeSet<(ShardId, BootTime, LeaseKey)>,
     last_id: u64,
@@ -202,6 +215,7 @@ impl Core {
             leases: BTreeMap::new(),
             ops: BTreeMap::new(),
             calls: BTreeMap::new(),
+            watches: BTreeMap::new(),
             renewals: BTreeSet::new(),
             last_id: 0,
             outputs: VecDeque::new(),
@@ -227,6 +241,7 @@ impl Core {
                 Timer::Conn(conn) => self.conn_due(conn),
                 Timer::Session(session) => self.session_due(session),
                 Timer::Call(call) => self.ask_due(call),
+                Timer::Watch(watch) => self.watch_due(watch),
             }
         }
     }
@@ -249,6 +264,11 @@ impl Core {
         self.router.shards
     }
 
+    /// The cluster, once a node answered.
+    pub(crate) const fn cluster(&self) -> ClusterId {
+        self.router.cluster
+    }
+
     /// Nothing is on its way.
     pub(crate) fn is_idle(&self) -> bool {
         self.exchanges.is_empty()
@@ -261,6 +281,7 @@ impl Core {
         assert!(self.leases.is_empty(), "{:?}", self.leases);
         assert!(self.sessions.is_empty(), "{:?}", self.sessions);
         assert!(self.exchanges.is_empty(), "{:?}", self.exchanges);
+        assert!(self.watches.is_empty(), "{:?}", self.watches);
         assert!(self.calls.is_empty() && self.renewals.is_empty());
     }
 
@@ -291,6 +312,24 @@ impl Core {
         let deadline = self.now.after(call.timeout);
         self.start(Exchange::new(Owner::Call(id), call.shard, route::Lane::Bulk, deadline));
         Ok(id)
+    }
+
+    /// Starts a read of what has become of an acquire; `Event::Answered` follows.
+    pub(crate) fn claim(&mut self, now: BootTime, op: OpId) -> Result<CallId, Failure> {
+        self.tick(now);
+        let claim = self.build_claim(op).ok_or_else(|| {
+            Failure::new(ErrorCode::NOT_QUEUED, "the acquire is over, or was not sent yet")
+        })?;
+        let shard = Some(claim.shard);
+        let (request, timeout) = (Request::Claim(claim), self.timing.call);
+        self.call(now, CallRequest { shard, request, timeout })
+    }
+
+    fn build_claim(&self, op: OpId) -> Option<ClaimRequest> {
+        let op = self.ops.get(&op)?;
+        let lease = self.leases.get(&op.held_by().unwrap_or(op.lease))?;
+        let (number, secret) = (op.number?, lease.secret);
+        Some(ClaimRequest { shard: lease.shard, lease: lease.id?, secret, number, timeout_ms: 0 })
     }
 
     /// Nobody waits for this call any more. Its exchange ends by itself.

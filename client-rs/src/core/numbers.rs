@@ -2,7 +2,7 @@
 //! may forget (G5).
 //!
 //! An acquire takes three numbers: `n` for itself, `n + 1` for its cancel, `n + 2` for its
-//! release. The floor is the highest number such that everything at or below it has reached this
+//! release. A change of a hold takes one. The floor is the highest number such that everything at or below it has reached this
 //! client, except acquires that are known to wait in a queue: those the floor may pass, and their
 //! results are acknowledged one by one. The floor never goes back.
 
@@ -47,6 +47,17 @@ impl Numbers {
             return None;
         }
         self.next += STRIDE;
+        self.open.insert(number);
+        Some(Number(number))
+    }
+
+    /// The number of a change of a hold; `None` while the window is full.
+    pub(crate) fn take_single(&mut self) -> Option<Number> {
+        let number = self.next;
+        if number > self.floor + WINDOW {
+            return None;
+        }
+        self.next += 1;
         self.open.insert(number);
         Some(Number(number))
     }

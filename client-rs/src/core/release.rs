@@ -65,8 +65,8 @@ impl Core {
         };
         let granted = op_is_granted(self, id);
         match outcome {
-            // Granted before, and given back by this cancel.
-            Ok(Outcome::Released { .. }) if granted => self.remove_op(id),
+            // Granted before, and given back by this cancel: the hold, or one entry of it.
+            Ok(Outcome::Released { .. } | Outcome::Changed { .. }) if granted => self.remove_op(id),
             // The outcome of the acquire itself has come meanwhile.
             _ if granted && self.ops[&id].abandoned => self.start_release(id, false),
             _ if granted => {}
@@ -117,24 +117,19 @@ impl Core {
     }
 
     pub(super) fn start_release(&mut self, id: OpId, awaited: bool) {
+        self.drop_changes(id, false);
         let Some(op) = self.ops.get_mut(&id) else { return };
         let grant = op.grant.expect("only a hold is released");
-        let sent = Release { exchange: None, awaited };
-        op.release = Some(sent);
+        op.release = Some(Release { exchange: None, awaited });
+        let changing = op.is_changing();
         let (key, name, own) = (op.lease, op.key.clone(), op.own_lease);
         let holder = op.held_by().expect("only a hold is released");
         let number = Number(op.number.expect("it was granted").0 + 2);
         let lease = self.leases.get_mut(&holder).expect("a hold has a lease");
-        lease.holds.remove(&grant.token);
+        lease.holds.remove(&(grant.token, id));
         lease.verifying.remove(&id);
         lease.capped.retain(|(_, capped)| *capped != id);
         lease.releasing.insert(id);
-        let shard = lease.shard;
-        // A hold's own lease outlives the session, but not its own TTL.
-        let deadline = match own {
-            Some(_) => self.now.after(lease.ttl),
-            None => BootTime::NEVER,
-        };
         if let Some(lease) = self.leases.get_mut(&key) {
             lease.leaving.entry(name).or_default().on_their_way += 1;
             if own.is_none() {
@@ -144,12 +139,28 @@ impl Core {
         if awaited {
             self.timers.set(Timer::Op(id), self.now.after(self.timing.call));
         }
-        let release = Exchange::new(Owner::Release(id), Some(shard), Lane::Lease, deadline);
-        let exchange = Some(self.start(release));
-        if let Some(op) = self.ops.get_mut(&id) {
-            op.release = Some(Release { exchange, ..sent });
+        // The token that it must name depends on how a change ends that is on its way.
+        if !changing {
+            self.send_release(id);
         }
         self.arm(holder);
+    }
+
+    pub(super) fn send_release(&mut self, id: OpId) {
+        let Some(op) = self.ops.get(&id) else { return };
+        let holder = op.held_by().expect("only a hold is released");
+        let lease = self.leases.get(&holder).expect("a hold has a lease");
+        // A hold's own lease outlives the session, but not its own TTL.
+        let deadline = match op.own_lease {
+            Some(_) => self.now.after(lease.ttl),
+            None => BootTime::NEVER,
+        };
+        let shard = Some(lease.shard);
+        let release = Exchange::new(Owner::Release(id), shard, Lane::Lease, deadline);
+        let exchange = Some(self.start(release));
+        if let Some(release) = self.ops.get_mut(&id).and_then(|op| op.release.as_mut()) {
+            release.exchange = exchange;
+        }
     }
 
     pub(super) fn build_release(&self, id: OpId, ms: u32) -> Option<(Request, Vec<Number>)> {
@@ -182,9 +193,11 @@ impl Core {
             }
         }
         let failure = match result {
-            Ok(Reply::Outcome(OutcomeReply { outcome: Outcome::Released { .. }, .. })) => {
-                return self.release_done(id, Ok(()));
-            }
+            // Of a hold that was re-entered one entry less.
+            Ok(Reply::Outcome(OutcomeReply {
+                outcome: Outcome::Released { .. } | Outcome::Changed { .. },
+                ..
+            })) => return self.release_done(id, Ok(())),
             Ok(reply) => refusal_of(&reply),
             Err(failure) => failure,
         };

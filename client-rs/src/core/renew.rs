@@ -183,7 +183,7 @@ impl Core {
         let lease = &self.leases[&key];
         let seen_as_lost = |op: &OpId| self.ops[op].is_latched();
         // Planted (G1): what a reader saw as lost comes back.
-        if lease.holds.values().any(seen_as_lost) && !planted!("loss-taken-back") {
+        if lease.holds.iter().any(|(_, op)| seen_as_lost(op)) && !planted!("loss-taken-back") {
             // A reader's clock was ahead of this answer: what was shown as lost stays lost.
             return self.end_lease(key, LossCause::Expired);
         }
@@ -206,10 +206,15 @@ impl Core {
         let lease = &self.leases[&key];
         let covered = |op: &&OpId| self.ops[*op].granted_at() <= version;
         let current: Vec<OpId> = lease.verifying.iter().filter(covered).copied().collect();
+        let confirmed: Vec<OpId> = lease.confirming.iter().filter(covered).copied().collect();
         for op in current {
             self.report(op);
         }
-        if self.leases.get(&key).is_some_and(|lease| !lease.verifying.is_empty()) {
+        for op in confirmed {
+            self.confirm(op);
+        }
+        let open = |lease: &Lease| !lease.verifying.is_empty() || !lease.confirming.is_empty();
+        if self.leases.get(&key).is_some_and(open) {
             self.renew_soon(key);
         }
     }
@@ -240,9 +245,16 @@ impl Core {
         }
     }
 
-    /// A renewal that was asked for was not acknowledged in time.
+    /// A renewal or a change that was asked for was not acknowledged in time.
     pub(super) fn ask_due(&mut self, call: CallId) {
-        let Some(Call::Renew { lease }) = self.calls.remove(&call) else { return };
+        let lease = match self.calls.remove(&call) {
+            Some(Call::Renew { lease }) => lease,
+            Some(Call::Change { op }) => {
+                let result = Err(self.change_verdict(call, op));
+                return self.events.push_back(Event::Changed { call, result });
+            }
+            Some(Call::Request(_)) | None => return,
+        };
         let mut verdict = Failure::of(ErrorCode::UNREACHABLE);
         if let Some(lease) = self.leases.get_mut(&lease) {
             lease.asks.retain(|ask| *ask != call);

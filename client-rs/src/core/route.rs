@@ -26,6 +26,8 @@ pub(crate) enum Lane {
     Bulk = 0,
     /// Renewals, cancels, releases, closes.
     Lease = 1,
+    /// Watches, so that many events hold back nothing else.
+    Watch = 2,
 }
 
 /// What a request id of a connection stands for.
@@ -46,7 +48,7 @@ struct Target {
     not_before: BootTime,
     /// Why it cannot be used, if its handshake was refused for good.
     refusal: Option<Failure>,
-    conns: [Option<ConnId>; 2],
+    conns: [Option<ConnId>; 3],
 }
 
 /// One connection.
@@ -314,7 +316,7 @@ impl Target {
             failures: 0,
             not_before: BootTime(0),
             refusal: None,
-            conns: [None, None],
+            conns: [None; 3],
         }
     }
 }

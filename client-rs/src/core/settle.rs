@@ -11,9 +11,13 @@
 //! from exactly the version before it. Such a reply is proof of the state at that version, in which
 //! every hold it extends was held; the grants since then stand under the same lease. It is accepted
 //! for what was held at that version. It is never taken as the newest.
+//!
+//! A hold that is entered once more leaves the version as it is. So does its end by entries that are
+//! released, and the reply to the one may come long after those of the others: only at the very
+//! version of the grant is it known to be current, else the holds are read.
 
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{HoldSetVersion, Number, Token};
+use leasehold_protocol::ids::{HoldSetVersion, Number};
 use leasehold_protocol::outcome::Grant;
 use leasehold_protocol::planted;
 use leasehold_protocol::reply::{HeldKey, HoldsReply, Reply};
@@ -98,10 +102,15 @@ impl Versions {
             self.settled = false;
             return;
         }
-        if after != before + 1 {
+        if after > before + 1 {
             self.from = after;
         }
         self.known = after;
+    }
+
+    /// What is held may be other than it is known to be.
+    pub(super) const fn unsettle(&mut self) {
+        self.settled = false;
     }
 
     /// The lease's holds were read. Settled, unless a later version was seen meanwhile.
@@ -119,8 +128,6 @@ pub(super) enum Adoption {
     Current,
     /// It must be shown to be current first.
     Doubtful,
-    /// The holds were read after this grant, and it was not among them any more.
-    Gone,
 }
 
 impl Core {
@@ -128,10 +135,15 @@ impl Core {
     pub(super) fn adopt(&mut self, key: LeaseKey, grant: &Grant) -> Adoption {
         let lease = self.leases.get_mut(&key).expect("a granted op's lease is known");
         let versions = &mut lease.versions;
-        if versions.settled && grant.version_after.0 <= versions.from {
+        let entered_again = grant.version_before == grant.version_after;
+        if versions.settled && !entered_again && grant.version_after.0 <= versions.from {
             let claimed = versions.unclaimed.iter().position(|held| held.token == grant.token);
-            let Some(index) = claimed else { return Adoption::Gone };
-            versions.unclaimed.swap_remove(index);
+            match claimed {
+                Some(index) => drop(versions.unclaimed.swap_remove(index)),
+                // The holds were read after this grant, and it was not among them, or another entry
+                // of the hold had been named already.
+                None => self.doubt(key),
+            }
             return Adoption::Doubtful;
         }
         versions.adopt(grant);
@@ -200,13 +212,12 @@ impl Core {
         lease.versions.read(reply.version);
         let parked = lease.versions.parked.take();
         self.drop_unlisted(key, &reply);
-        let forced = reply.holds.iter().filter(|held| held.forced).map(|held| held.token);
-        for token in forced.collect::<Vec<_>>() {
-            self.cap_hold(key, token);
+        for held in reply.holds.iter().filter(|held| held.forced) {
+            self.cap_hold(key, held);
         }
         let Some(lease) = self.leases.get_mut(&key) else { return };
         let mut unclaimed = reply.holds;
-        unclaimed.retain(|held| !lease.holds.contains_key(&held.token) && !held.forced);
+        unclaimed.retain(|held| !lease.has_token(held.token) && !held.forced);
         lease.versions.unclaimed = unclaimed;
         if !lease.versions.settled {
             return self.read_holds(key);
@@ -224,34 +235,39 @@ impl Core {
     /// Holds that the cluster did not list, though it knew of their grant, have ended.
     fn drop_unlisted(&mut self, key: LeaseKey, reply: &HoldsReply) {
         let lease = &self.leases[&key];
-        let ended = |(token, op): (&Token, &OpId)| {
-            let listed = reply.holds.iter().any(|held| held.token == *token);
-            let known = self.ops[op].granted_at() <= reply.version;
-            (!listed && known).then_some(*op)
+        let ended = |id: &&OpId| {
+            let op = &self.ops[*id];
+            let listed = reply.holds.iter().any(|held| op.is_listed_as(held));
+            !listed && op.granted_at() <= reply.version
         };
-        for op in lease.holds.iter().filter_map(ended).collect::<Vec<_>>() {
+        let holds = lease.holds.iter().map(|(_, op)| op);
+        for op in holds.filter(ended).copied().collect::<Vec<_>>() {
             self.lose_hold(op, LossCause::Forced);
         }
     }
 
     /// An operator forced this hold: it lasts as long as it was valid, and no longer.
-    fn cap_hold(&mut self, key: LeaseKey, token: Token) {
-        let Some(lease) = self.leases.get_mut(&key) else { return };
-        let Some(op) = lease.holds.get(&token).copied() else { return };
+    fn cap_hold(&mut self, key: LeaseKey, held: &HeldKey) {
+        let Some(lease) = self.leases.get(&key) else { return };
         let until = lease.cell.valid_until();
-        if lease.verifying.contains(&op) {
-            return self.lose_hold(op, LossCause::Forced);
-        }
-        if self.ops[&op].cap(until) {
-            lease.capped.insert((until, op));
-            self.events.push_back(super::Event::Hold { op, change: super::HoldChange::AtRisk });
+        let meant = |op: &&OpId| self.ops[*op].is_listed_as(held);
+        let entries: Vec<OpId> =
+            lease.holds.iter().map(|(_, op)| op).filter(meant).copied().collect();
+        for op in entries {
+            let Some(lease) = self.leases.get_mut(&key) else { return };
+            if lease.verifying.contains(&op) {
+                self.lose_hold(op, LossCause::Forced);
+            } else if self.ops[&op].cap(until) {
+                lease.capped.insert((until, op));
+                self.events.push_back(super::Event::Hold { op, change: super::HoldChange::AtRisk });
+            }
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use leasehold_protocol::ids::{LeaseId, Revision};
+    use leasehold_protocol::ids::{LeaseId, Revision, Token};
 
     use super::*;
 

@@ -20,6 +20,7 @@ use super::conn::{self, Link};
 use crate::clock::BootTime;
 use crate::core::{
     CallId, ConnId, Core, Event, Held, HoldChange, LossCause, OpId, Output, SessionId, Timing,
+    WatchId,
 };
 use crate::error::Failure;
 
@@ -55,9 +56,11 @@ pub(crate) struct Inner {
     acquires: BTreeMap<OpId, Waiter<Reported>>,
     watches: BTreeMap<OpId, watch::Sender<Change>>,
     releases: BTreeMap<OpId, Waiter<()>>,
-    renewals: BTreeMap<CallId, Waiter<()>>,
+    /// Of renewals and changes.
+    confirmations: BTreeMap<CallId, Waiter<()>>,
     calls: BTreeMap<CallId, Waiter<Reply>>,
     closes: BTreeMap<SessionId, Waiter<()>>,
+    watchers: BTreeMap<WatchId, Arc<Notify>>,
     /// When the tasks end.
     ends_at: Option<BootTime>,
     /// When the timer task will wake.
@@ -81,9 +84,10 @@ impl Shared {
             acquires: BTreeMap::new(),
             watches: BTreeMap::new(),
             releases: BTreeMap::new(),
-            renewals: BTreeMap::new(),
+            confirmations: BTreeMap::new(),
             calls: BTreeMap::new(),
             closes: BTreeMap::new(),
+            watchers: BTreeMap::new(),
             ends_at: None,
             wakes_at: BootTime(0),
         };
@@ -167,8 +171,12 @@ impl Inner {
         wait_for(&mut self.releases, op)
     }
 
-    pub(crate) fn await_renewal(&mut self, call: Result<CallId, Failure>) -> Entered<CallId, ()> {
-        wait_for(&mut self.renewals, call)
+    /// The end of a renewal or of a change.
+    pub(crate) fn await_confirmation(
+        &mut self,
+        call: Result<CallId, Failure>,
+    ) -> Entered<CallId, ()> {
+        wait_for(&mut self.confirmations, call)
     }
 
     pub(crate) fn await_call(&mut self, call: Result<CallId, Failure>) -> Entered<CallId, Reply> {
@@ -177,6 +185,16 @@ impl Inner {
 
     pub(crate) fn await_close(&mut self, session: SessionId) -> Entered<SessionId, ()> {
         wait_for(&mut self.closes, Ok(session))
+    }
+
+    /// Who waits for a watch's items.
+    pub(crate) fn await_watch(&mut self, watch: WatchId) -> Arc<Notify> {
+        Arc::clone(self.watchers.entry(watch).or_default())
+    }
+
+    /// Nobody waits for a watch's items any more.
+    pub(crate) fn forget_watch(&mut self, watch: WatchId) {
+        self.watchers.remove(&watch);
     }
 
     /// The caller of an acquire has gone.
@@ -209,8 +227,15 @@ impl Inner {
                 }
             }
             Event::Released { op, result } => tell(&mut self.releases, op, result),
-            Event::Renewed { call, result } => tell(&mut self.renewals, call, result),
+            Event::Renewed { call, result } | Event::Changed { call, result } => {
+                tell(&mut self.confirmations, call, result);
+            }
             Event::Answered { call, result } => tell(&mut self.calls, call, result),
+            Event::Watched { watch } => {
+                if let Some(watcher) = self.watchers.get(&watch) {
+                    watcher.notify_one();
+                }
+            }
             Event::Closed { session, result } => tell(&mut self.closes, session, result),
         }
     }

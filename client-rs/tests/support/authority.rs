@@ -30,6 +30,7 @@ pub(crate) struct Authority {
     deadlines: BTreeMap<LeaseId, u64>,
     wait_ends: BTreeMap<(LeaseId, Number), u64>,
     forced_ends: BTreeMap<Token, (u64, Vec<u8>)>,
+    delay_ends: BTreeMap<Token, (u64, Vec<u8>)>,
     waiting: BTreeMap<(LeaseId, Number), (u64, RequestId)>,
     out: Vec<Addressed>,
     /// Hands out the last moment at which each renewal was acknowledged.
@@ -45,6 +46,7 @@ impl Authority {
             deadlines: BTreeMap::new(),
             wait_ends: BTreeMap::new(),
             forced_ends: BTreeMap::new(),
+            delay_ends: BTreeMap::new(),
             waiting: BTreeMap::new(),
             out: Vec::new(),
             renewals: 0,
@@ -87,6 +89,13 @@ impl Authority {
             EventKind::Ended { token, .. } => {
                 self.forced_ends.remove(&token);
             }
+            EventKind::DelayBegan { key, token, delay_ms } => {
+                let end = now + u64::from(delay_ms) * NS_PER_MS;
+                self.delay_ends.insert(token, (end, key));
+            }
+            EventKind::DelayEnded { token, .. } => {
+                self.delay_ends.remove(&token);
+            }
             _ => {}
         }
     }
@@ -107,6 +116,10 @@ impl Authority {
         for (token, key) in ended.map(|(t, (_, key))| (*t, key.clone())).collect::<Vec<_>>() {
             self.forced_ends.remove(&token);
             self.apply(&Command::EndForced { key, token }, now);
+        }
+        let ended = self.delay_ends.iter().filter(|(_, (at, _))| *at <= now);
+        for (token, key) in ended.map(|(t, (_, key))| (*t, key.clone())).collect::<Vec<_>>() {
+            self.apply(&Command::EndDelay { key, token }, now);
         }
         std::mem::take(&mut self.out)
     }
@@ -188,6 +201,7 @@ impl Authority {
             Request::Status(_) => self.status(),
             Request::Transfer(_) => Reply::Transferred,
             Request::Ping => Reply::Pong,
+            Request::Watch(_) | Request::Unwatch(_) => error(ErrorCode::UNKNOWN_KIND),
         };
         let mut out = std::mem::take(&mut self.out);
         out.push((conn, id, reply));
@@ -196,7 +210,11 @@ impl Authority {
 
     fn command(&mut self, conn: u64, id: RequestId, command: &Command, now: u64) -> Reply {
         let outcome = self.apply(command, now);
-        if let (Command::Acquire { caller, .. }, Outcome::Queued { .. }) = (command, outcome) {
+        if let (
+            Command::Acquire { caller, .. } | Command::AcquireAll { caller, .. },
+            Outcome::Queued { .. },
+        ) = (command, outcome)
+        {
             self.waiting.insert((caller.lease, caller.number), (conn, id));
         }
         done(outcome)
@@ -222,6 +240,10 @@ impl Authority {
     }
 
     fn with_remaining(&self, mut info: KeyInfo, now: u64) -> KeyInfo {
+        for delay in &mut info.delays {
+            let end = self.delay_ends.get(&delay.token).map_or(now, |(end, _)| *end);
+            delay.remaining_ms = Some((end.saturating_sub(now) / NS_PER_MS) as u32);
+        }
         for holder in &mut info.holders {
             let end = self.deadlines.get(&holder.lease).copied().unwrap_or(now);
             holder.remaining_ms = Some((end.saturating_sub(now) / NS_PER_MS) as u32);

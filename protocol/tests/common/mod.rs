@@ -5,20 +5,26 @@
 
 use leasehold_protocol::command::{Caller, Command, OwnLease, Want};
 use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::frame::{MAGIC, VERSION_MAX, VERSION_MIN};
 use leasehold_protocol::ids::{
-    ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, Revision, Secret, ShardId, Token,
+    ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, RequestId, Revision, Secret, ShardId,
+    Token,
 };
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{
     BackupReply, BackupShard, ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply,
-    KeyInfo, KeysReply, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply, RenewResult,
-    Reply, Role, ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter,
-    Waiting, YieldRequest,
+    KeyInfo, KeysReply, LastEnd, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply,
+    RenewResult, Reply, Role, ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply,
+    Waiter, Waiting, YieldRequest,
 };
 use leasehold_protocol::request::{
     BackupRequest, ClaimRequest, ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest,
     ListRequest, RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
+};
+use leasehold_protocol::watch::{
+    Cursor, UnwatchRequest, WatchEnd, WatchEndReason, WatchEvent, WatchEvents, WatchFrom,
+    WatchNotice, WatchRequest, WatchState,
 };
 
 /// The cluster of all examples.
@@ -155,6 +161,25 @@ fn further_commands() -> Vec<(&'static str, Request)> {
             }),
         ),
         (
+            "acquire-several",
+            command(Command::AcquireAll {
+                caller: caller(),
+                wants: ["jobs/{eu}/1", "jobs/{eu}/2"]
+                    .map(|key| Want {
+                        key: key.as_bytes().to_vec(),
+                        mode: Mode::EXCLUSIVE,
+                        limit: 0,
+                        reentrant: false,
+                    })
+                    .to_vec(),
+                own: None,
+                value: Vec::new(),
+                wait_ms: 10_000,
+                delay_ms: 0,
+            }),
+        ),
+        ("release-all", command(Command::ReleaseAll { caller: caller(), acquire: Number(38) })),
+        (
             "set-limit",
             command(Command::SetLimit { key: key.clone(), limit: 7, who: b"operator".to_vec() }),
         ),
@@ -179,6 +204,88 @@ fn further_commands() -> Vec<(&'static str, Request)> {
             }),
         ),
         ("time-out", command(Command::TimeOut { lease: LeaseId(7), number: Number(40) })),
+    ]
+}
+
+fn cursor() -> Vec<u8> {
+    Cursor::of(CLUSTER, ShardId(3), REVISION).encode()
+}
+
+fn watches() -> Vec<(&'static str, Request)> {
+    let watch = |prefix, key: &str, from| {
+        let key = key.as_bytes().to_vec();
+        Request::Watch(WatchRequest { shard: ShardId(3), prefix, key, from })
+    };
+    vec![
+        ("watch", watch(false, "jobs/nightly", WatchFrom::Now)),
+        ("watch-state", watch(true, "", WatchFrom::State)),
+        ("watch-cursor", watch(true, "jobs/", WatchFrom::Cursor { cursor: cursor() })),
+        (
+            "watch-page",
+            watch(
+                true,
+                "jobs/",
+                WatchFrom::Page { cursor: cursor(), after: b"jobs/nightly".to_vec() },
+            ),
+        ),
+        ("unwatch", Request::Unwatch(UnwatchRequest { id: RequestId(41) })),
+    ]
+}
+
+/// One event of each kind that has a key.
+fn watch_events() -> Vec<WatchEvent> {
+    let (key, lease, token) = (b"jobs/nightly".to_vec(), LeaseId(7), TOKEN);
+    let (who, why) = (b"operator".to_vec(), b"host-1 is gone".to_vec());
+    let (mode, number) = (Mode::permits(2), Number(40));
+    let outcome = Outcome::TimedOut { revision: REVISION };
+    let reason = EndReason::Forced { who: who.clone(), why: why.clone() };
+    let kinds = vec![
+        EventKind::Granted { key: key.clone(), lease, mode, token, slots: vec![0b101, 1] },
+        EventKind::Queued { key: key.clone(), lease, number, wait_ms: 10_000 },
+        EventKind::WaitEnded { key: key.clone(), lease, number, outcome },
+        EventKind::Ended { key: key.clone(), lease, token, reason },
+        EventKind::Ended { key: key.clone(), lease, token, reason: EndReason::LeaseExpired },
+        EventKind::ForcedPending {
+            key: key.clone(),
+            lease,
+            token,
+            who: who.clone(),
+            why: why.clone(),
+        },
+        EventKind::Vacant { key: key.clone() },
+        EventKind::Converted { key: key.clone(), lease, token, mode: Mode::SHARED },
+        EventKind::LimitChanged { key: key.clone(), limit: 7, who: who.clone() },
+        EventKind::DelayBegan { key: key.clone(), token, delay_ms: 15_000 },
+        EventKind::DelayEnded { key: key.clone(), token },
+        EventKind::ValueChanged { key: key.clone(), lease, token, value: b"10.0.0.9:80".to_vec() },
+        EventKind::YieldAsked { key, lease, token, who, why, within_ms: 60_000 },
+    ];
+    let told = |kind| WatchEvent {
+        revision: REVISION,
+        kind,
+        label: "host-1/42".into(),
+        value: b"worker-3".to_vec(),
+    };
+    kinds.into_iter().map(told).collect()
+}
+
+fn watch_replies() -> Vec<(&'static str, Reply)> {
+    let (shard, revision) = (ShardId(3), REVISION);
+    let events = |events, more| Reply::WatchEvents(WatchEvents { shard, revision, events, more });
+    let end = |reason| Reply::WatchEnd(WatchEnd { shard, reason });
+    let keys = keys_reply().keys;
+    vec![
+        ("watch-events", events(watch_events(), true)),
+        ("watch-progress", events(vec![], false)),
+        (
+            "watch-state-reply",
+            Reply::WatchState(WatchState { shard, revision, first: true, keys, more: false }),
+        ),
+        ("watch-notice", Reply::WatchNotice(WatchNotice { shard, quorum: true })),
+        ("watch-continue", end(WatchEndReason::Continue)),
+        ("watch-cancelled", end(WatchEndReason::Cancelled)),
+        ("watch-too-slow", end(WatchEndReason::TooSlow)),
+        ("unwatched", Reply::Unwatched),
     ]
 }
 
@@ -225,6 +332,7 @@ pub(crate) fn requests() -> Vec<(&'static str, Request)> {
         ("transfer", Request::Transfer(TransferRequest { shard, to: NodeId(2), timeout_ms })),
         ("ping", Request::Ping),
     ];
+    all.extend(watches());
     all.extend(commands());
     all
 }
@@ -321,6 +429,15 @@ fn keys_reply() -> KeysReply {
         waiters_total: 0,
         limit: 0,
         delays: vec![],
+        last_end: Some(LastEnd {
+            lease: LeaseId(9),
+            label: "host-2/17".into(),
+            token: TOKEN,
+            mode: Mode::EXCLUSIVE,
+            reason: EndReason::Forced { who: b"operator".to_vec(), why: b"host-2 hangs".to_vec() },
+            revision: REVISION,
+            at_ms: 1_764_000_000_000,
+        }),
     };
     let held = KeyInfo {
         key: "jobs/nightly".into(),
@@ -329,6 +446,7 @@ fn keys_reply() -> KeysReply {
         waiters_total: 12,
         limit: 5,
         delays: vec![delay.clone(), Delay { remaining_ms: None, ..delay }],
+        last_end: None,
     };
     KeysReply {
         shard: ShardId(3),
@@ -362,6 +480,7 @@ fn holds_reply() -> HoldsReply {
         slots: vec![0b101, 1],
         entries: 1,
         asked: true,
+        floor: TOKEN,
     };
     HoldsReply {
         revision: REVISION,
@@ -437,12 +556,13 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ttl_ms: 15_000,
         version: HoldSetVersion(3),
     };
-    let waits = Claimed::Waits(Waiting {
+    let waiting = || Waiting {
         key: b"jobs/nightly".to_vec(),
         position: 3,
         waiters_total: 12,
         holders: keys_reply().keys.remove(0).holders,
-    });
+    };
+    let waits = Claimed::Waits(waiting());
     let mut all = vec![
         ("server-hello", Reply::Hello(server_hello())),
         (
@@ -458,6 +578,8 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ("claim-waits", claim_reply(waits)),
         ("claim-holds", claim_reply(Claimed::Holds(holds_reply().holds.remove(0)))),
         ("claim-over", claim_reply(Claimed::Over)),
+        ("claim-waits-all", claim_reply(Claimed::WaitsAll(vec![waiting(), waiting()]))),
+        ("claim-holds-all", claim_reply(Claimed::HoldsAll(holds_reply().holds))),
         ("backup-part", Reply::Backup(backup_reply())),
         ("status-reply", Reply::Status(status_reply())),
         ("transferred", Reply::Transferred),
@@ -465,5 +587,6 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ("error", Reply::Error(error_reply())),
     ];
     all.extend(outcomes());
+    all.extend(watch_replies());
     all
 }

@@ -1,5 +1,7 @@
 //! Acquire and cancel.
 
+use alloc::vec::Vec;
+
 use leasehold_protocol::command::{Caller, OwnLease, Want};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::EventKind;
@@ -8,7 +10,7 @@ use leasehold_protocol::limits::{LEASE_CLAIMS_MAX, QUEUE_LEN_MAX};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::planted;
 use leasehold_protocol::shard::{
-    check_delay_ms, check_key, check_mode, check_ttl_ms, check_value, check_want,
+    check_delay_ms, check_key, check_mode, check_ttl_ms, check_value, check_wants,
 };
 
 use crate::blob::{Blob, Key, KeyRef};
@@ -39,7 +41,7 @@ impl<'a> Request<'a> {
 }
 
 /// What an admitted acquire gets.
-enum Verdict {
+pub(crate) enum Verdict {
     Grant,
     Queue,
     /// The lease holds it, and enters once more.
@@ -77,7 +79,7 @@ impl State {
         self.acquire_checked(step, caller, request, (wait_ms, print))
     }
 
-    /// The acquire with options.
+    /// The acquire with options, of one key or several.
     pub(crate) fn acquire_all(
         &mut self,
         step: &mut Step<'_>,
@@ -86,16 +88,16 @@ impl State {
         request: &Request<'_>,
         wait_ms: u32,
     ) -> Outcome {
-        let [want] = wants else {
-            return self.refusal(ErrorCode::TOO_MANY_ITEMS, Token(0));
-        };
-        if let Err(code) = check_want(want).and(check(request, caller)) {
+        let own = request.own.is_some();
+        if let Err(code) = check_wants(wants, own).and(check(request, caller)) {
             return self.refusal(code, Token(0));
         }
-        let Want { key, mode, limit, reentrant } = want;
+        let print = print_of_acquire_all(wants, request, wait_ms);
+        let [Want { key, mode, limit, reentrant }] = wants else {
+            return self.acquire_several(step, caller, wants, request, (wait_ms, print));
+        };
         let request =
             Request { key, mode: *mode, limit: *limit, reentrant: *reentrant, ..*request };
-        let print = print_of_acquire_all(&request, wait_ms);
         self.acquire_checked(step, caller, &request, (wait_ms, print))
     }
 
@@ -154,13 +156,10 @@ impl State {
         if self.last_token >= TOKEN_MAX {
             return Verdict::Refuse(ErrorCode::TOKENS_EXHAUSTED, Token(0));
         }
-        if let Some(key) = key.filter(|key| key.limit != request.limit) {
-            return match (key.limit, request.limit) {
-                (0, _) | (_, 0) => Verdict::Refuse(ErrorCode::MODE_MISMATCH, Token(0)),
-                (limit, _) => Verdict::Refuse(ErrorCode::LIMIT_MISMATCH, Token(limit.into())),
-            };
+        if let Err((code, token)) = key.map_or(Ok(()), |key| key.check_limit(request.limit)) {
+            return Verdict::Refuse(code, token);
         }
-        let free = key.is_none_or(|key| key.queue.is_empty() && key.admits(request.mode));
+        let free = key.is_none_or(|key| key.is_free_for(request.mode));
         if !free && wait_ms == 0 {
             if let Some(token) = key.and_then(|key| key.delayed_by(request.mode)) {
                 return Verdict::Refuse(ErrorCode::DELAYED, token);
@@ -209,7 +208,7 @@ impl State {
     }
 
     /// The key's one shared copy, or a new one for a key that is not in the table yet.
-    fn shared_key(&self, key: KeyRef<'_>) -> Key {
+    pub(crate) fn shared_key(&self, key: KeyRef<'_>) -> Key {
         self.keys.get_entry(&key).map_or_else(|| key.to_key(), |(key, _)| key.clone())
     }
 
@@ -227,20 +226,27 @@ impl State {
             number: ticket.number,
             wait_ms: waiter.wait_ms,
         };
+        let position = self.line_up(key, waiter);
+        self.remember_waiting(step, ticket);
+        self.emit(step, event);
+        Outcome::Queued { position, revision }
+    }
+
+    /// Puts a waiter at the end of a queue; returns how many are before it.
+    pub(crate) fn line_up(&mut self, key: &Key, waiter: Waiter) -> u32 {
         self.own_waiters += usize::from(waiter.own.is_some());
         self.claims += 1;
+        let (lease, id) = (waiter.lease, (waiter.number.0, waiter.part));
         let entry = self.keys.entry_mut(key).expect("a key with a waiter is in the table");
         let position = entry.queue.len() as u32;
         let place = entry.queue.last().map_or(0, |(place, _)| *place + 1);
         self.sum.add(digest::waiter(key, place, &waiter));
         entry.queue.insert(place, waiter);
-        entry.places.insert(ticket.lease, place);
-        let lease = self.leases.lease_mut(ticket.lease).expect("the caller was admitted");
-        lease.claims.insert(ticket.number.0, Claim::Wait(key.clone()));
+        entry.places.insert(lease, place);
+        let lease = self.leases.lease_mut(lease).expect("the caller was admitted");
+        lease.claims.insert(id, Claim::Wait(key.clone()));
         lease.waits += 1;
-        self.remember_waiting(step, ticket);
-        self.emit(step, event);
-        Outcome::Queued { position, revision }
+        position
     }
 
     pub(crate) fn cancel(
@@ -292,18 +298,21 @@ impl State {
         grant: Grant,
         release: bool,
     ) -> Outcome {
-        let claim = self.leases.get(&grant.lease).and_then(|lease| lease.claims.get(&acquire.0));
+        let lease = self.leases.get(&grant.lease);
         // Whoever made it a hold with another token has read this grant.
-        let key =
-            claim.map(Claim::key).filter(|key| self.token_of(key, grant.lease) == grant.token);
-        let Some(key) = key else {
-            return self.refusal(ErrorCode::NOT_QUEUED, Token(0));
+        let same = |(part, key): &(u32, &Key)| {
+            self.token_of(key, grant.lease).0 == grant.token.0 + u64::from(*part)
         };
+        let claims = lease.iter().flat_map(|lease| lease.claims_of(acquire));
+        let held = claims.map(|(part, claim)| (part, claim.key())).filter(same);
+        let held: Vec<Key> = held.map(|(_, key)| key.clone()).collect();
+        if held.is_empty() {
+            return self.refusal(ErrorCode::NOT_QUEUED, Token(0));
+        }
         if !release {
             return Outcome::Granted(grant);
         }
-        let key = key.clone();
-        self.give_back(step, &key, grant.lease, acquire).1
+        self.give_back_all(step, held, grant.lease, acquire)
     }
 }
 
@@ -311,6 +320,8 @@ fn waiter(ticket: Ticket, request: &Request<'_>, wait_ms: u32) -> Waiter {
     Waiter {
         lease: ticket.lease,
         number: ticket.number,
+        part: 0,
+        parts: 1,
         mode: request.mode,
         own: request.own,
         value: Blob::new(request.value),

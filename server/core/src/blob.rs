@@ -72,6 +72,11 @@ impl Blob {
         Self(if bytes.is_empty() { None } else { Some(bytes.into()) })
     }
 
+    /// The bytes themselves, shared; `None` if there are none.
+    pub(crate) fn share(&self) -> Option<Rc<[u8]>> {
+        self.0.clone()
+    }
+
     pub(crate) fn as_slice(&self) -> &[u8] {
         self.0.as_deref().unwrap_or_default()
     }

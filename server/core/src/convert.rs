@@ -101,6 +101,8 @@ impl State {
         let again = Waiter {
             lease,
             number: hold.number,
+            part: hold.part,
+            parts: 1,
             mode: Mode::EXCLUSIVE,
             own: None,
             value: hold.value,

@@ -6,6 +6,8 @@
 //! knows no time; the leader ends each delay by a command that names the loss, so that a late one
 //! cannot end a newer delay.
 
+use alloc::vec::Vec;
+
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::EventKind;
 use leasehold_protocol::ids::{LeaseId, Number, Revision, Token};
@@ -72,24 +74,32 @@ impl State {
             self.set_own(&key, floor, limit);
             let event = EventKind::LimitChanged { key: key.to_vec(), limit, who: who.to_vec() };
             self.emit(step, event);
-            self.refuse_waits_above(step, &key, limit);
-            self.hand_over(step, &key);
+            let mut keys = alloc::vec![key.clone()];
+            self.refuse_waits_above(step, &key, limit, &mut keys);
+            self.hand_over_all(step, keys);
         }
         Outcome::Changed { token: Token(0), revision: Revision(self.revision) }
     }
 
-    /// Ends the waits that could never be served any more.
-    fn refuse_waits_above(&mut self, step: &mut Step<'_>, key: &Key, limit: u32) {
+    /// Ends the waits that could never be served any more; passing on the keys that they waited for
+    /// is the caller's to do.
+    fn refuse_waits_above(
+        &mut self,
+        step: &mut Step<'_>,
+        key: &Key,
+        limit: u32,
+        freed: &mut Vec<Key>,
+    ) {
         let entry = self.keys.get(key).expect("the caller knows the key");
         let above = entry.queue.iter().filter(|(_, waiter)| {
             waiter.mode.permit_count().is_some_and(|permits| permits > limit)
         });
-        let above: alloc::vec::Vec<(LeaseId, Number)> =
+        let above: Vec<(LeaseId, Number)> =
             above.map(|(_, waiter)| (waiter.lease, waiter.number)).collect();
         for (lease, number) in above {
             let token = Token(limit.into());
             let outcome = self.refusal(ErrorCode::PERMITS_ABOVE_LIMIT, token);
-            self.drop_wait(step, lease, number, outcome);
+            freed.extend(self.drop_wait(step, lease, number, outcome));
         }
     }
 }

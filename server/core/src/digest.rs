@@ -3,13 +3,14 @@
 //! Left out are indexes that follow from the items (a lease's claims, a key's places, the table of
 //! forced holds, counters), which `invariants::check` compares instead.
 
+use leasehold_protocol::event::EndReason;
 use leasehold_protocol::ids::{LeaseId, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 
 use crate::hash::{Mix, Sum};
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
-use crate::table::{Ghost, Hold, KeyState, Lease, Waiter};
+use crate::table::{End, Ghost, Hold, KeyState, Lease, Waiter};
 
 const STATE: u64 = 1;
 const LEASE: u64 = 2;
@@ -19,11 +20,13 @@ const HOLD: u64 = 5;
 const WAITER: u64 = 6;
 const KEY: u64 = 7;
 const GHOST: u64 = 8;
+const END: u64 = 9;
 /// Marks within an item, of parts that most items do not have.
 const SLOTS: u64 = 0x51;
 const DELAY: u64 = 0x52;
 const AGAIN: u64 = 0x53;
 const ASKED: u64 = 0x54;
+const PART: u64 = 0x55;
 const QUARANTINE: u64 = 0x58;
 
 pub(crate) fn whole(state: &State, items: Sum) -> u64 {
@@ -163,6 +166,27 @@ pub(crate) fn ghost(key: &[u8], token: Token, ghost: &Ghost) -> u64 {
         .done()
 }
 
+pub(crate) fn end(key: &[u8], end: &End) -> u64 {
+    let mix = Mix::new(END)
+        .bytes(key)
+        .word(end.lease.0)
+        .bytes(end.label.as_slice())
+        .word(end.token.0)
+        .word(end.mode.0.into())
+        .word(end.revision)
+        .word(end.at_ms);
+    match &end.reason {
+        EndReason::Released => mix.word(1),
+        EndReason::LeaseExpired => mix.word(2),
+        EndReason::SessionClosed => mix.word(3),
+        EndReason::Forced { who, why } => mix.word(4).bytes(who).bytes(why),
+        EndReason::Cancelled => mix.word(5),
+        EndReason::TimedOut => mix.word(6),
+        EndReason::Upgraded => mix.word(7),
+    }
+    .done()
+}
+
 pub(crate) fn hold(key: &[u8], lease: LeaseId, hold: &Hold) -> u64 {
     let mix = Mix::new(HOLD)
         .bytes(key)
@@ -187,6 +211,7 @@ pub(crate) fn hold(key: &[u8], lease: LeaseId, hold: &Hold) -> u64 {
             .bytes(asked.why.as_slice())
             .word(asked.within_ms.into()),
     };
+    let mix = if hold.part == 0 { mix } else { mix.word(PART).word(hold.part.into()) };
     delay(mix, hold.delay_ms).done()
 }
 
@@ -206,5 +231,7 @@ pub(crate) fn waiter(key: &[u8], place: u64, waiter: &Waiter) -> u64 {
         None => mix,
         Some(own) => secret(mix, &own.secret).word(own.ttl_ms.into()),
     };
+    let parts = u64::from(waiter.part) << 32 | u64::from(waiter.parts);
+    let mix = if waiter.parts == 1 { mix } else { mix.word(PART).word(parts) };
     delay(mix, waiter.delay_ms).done()
 }

@@ -6,6 +6,7 @@
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
+use core::slice::from_ref;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_protocol::error::ErrorCode;
@@ -17,7 +18,7 @@ use leasehold_protocol::planted;
 use crate::blob::{Blob, Key};
 use crate::digest;
 use crate::state::{State, Step, TOKEN_MAX};
-use crate::table::{Claim, Hold, KeyState, Lease, Waiter};
+use crate::table::{Claim, ClaimId, Hold, KeyState, Lease, Waiter};
 
 impl State {
     /// Makes an acquire a hold. The key admits it; it is in no queue (any more). `limit` is the key's
@@ -29,7 +30,60 @@ impl State {
         limit: u32,
         acquire: Waiter,
     ) -> Grant {
-        let revision = self.raise(step);
+        let (before, holder) = self.begin_grant(step, &acquire);
+        let (token, floor) = self.take_place(step, key, limit, holder, acquire);
+        self.told_grant(holder, (token, floor), before)
+    }
+
+    /// The same for an acquire of several keys: their limits and waiters.
+    pub(crate) fn grant_all(
+        &mut self,
+        step: &mut Step<'_>,
+        parts: Vec<(Key, u32, Waiter)>,
+    ) -> Grant {
+        let (before, holder) = self.begin_grant(step, &parts[0].2);
+        let mut first = None;
+        for (key, limit, waiter) in parts {
+            let place = self.take_place(step, &key, limit, holder, waiter);
+            first = first.or(Some(place));
+        }
+        self.told_grant(holder, first.expect("a grant is of some key"), before)
+    }
+
+    /// Raises the hold-set version of the session that asked and mints the lease that the hold is to
+    /// have of its own. Returns the version before, and who holds.
+    fn begin_grant(&mut self, step: &mut Step<'_>, acquire: &Waiter) -> (u64, LeaseId) {
+        self.raise(step);
+        let (before, label) = self.edit_lease(acquire.lease, |lease, _| {
+            lease.version += 1;
+            (lease.version - 1, lease.label.clone())
+        });
+        let Some(own) = acquire.own else { return (before, acquire.lease) };
+        let mut lease = Lease::new(own.ttl_ms, own.secret, label, true);
+        lease.version = 1;
+        (before, self.mint(step, lease))
+    }
+
+    fn told_grant(&self, lease: LeaseId, (token, floor): (Token, Token), before: u64) -> Grant {
+        Grant {
+            lease,
+            token,
+            revision: Revision(self.revision),
+            version_before: HoldSetVersion(before),
+            version_after: HoldSetVersion(before + 1),
+            floor,
+        }
+    }
+
+    /// Makes the hold. Returns its token and floor.
+    fn take_place(
+        &mut self,
+        step: &mut Step<'_>,
+        key: &Key,
+        limit: u32,
+        holder: LeaseId,
+        acquire: Waiter,
+    ) -> (Token, Token) {
         assert!(self.last_token < TOKEN_MAX, "the caller checked the counter");
         self.last_token += 1;
         // Planted (G2): a counter of this process, not of the replicated state.
@@ -43,24 +97,9 @@ impl State {
             token = Token(1);
         }
         let floor = self.floor_for(key, acquire.mode, token);
-        let Waiter { lease: session, number, mode, own, value, delay_ms, .. } = acquire;
-
-        let (before, label) = self.edit_lease(session, |lease, _| {
-            lease.version += 1;
-            if own.is_none() {
-                lease.claims.insert(number.0, Claim::Hold(key.clone()));
-            }
-            (lease.version - 1, lease.label.clone())
-        });
-        let holder = match own {
-            None => session,
-            Some(own) => {
-                let mut lease = Lease::new(own.ttl_ms, own.secret, label, true);
-                lease.version = 1;
-                lease.claims.insert(number.0, Claim::Hold(key.clone()));
-                self.mint(step, lease)
-            }
-        };
+        let Waiter { number, part, mode, value, delay_ms, .. } = acquire;
+        let lease = self.leases.lease_mut(holder).expect("who is granted to is live");
+        lease.claims.insert((number.0, part), Claim::Hold(key.clone()));
         self.claims += 1;
         let entry = self.entry_to_grant(key);
         assert!(!entry.is_taken() || entry.limit == limit, "a semaphore has one limit at a time");
@@ -73,6 +112,7 @@ impl State {
             token,
             mode,
             number,
+            part,
             value,
             since_ms: step.wall_ms,
             forced: None,
@@ -86,14 +126,7 @@ impl State {
         self.sum.add(hash);
         let event = EventKind::Granted { key: key.to_vec(), lease: holder, mode, token, slots };
         self.emit(step, event);
-        Grant {
-            lease: holder,
-            token,
-            revision,
-            version_before: HoldSetVersion(before),
-            version_after: HoldSetVersion(before + 1),
-            floor,
-        }
+        (token, floor)
     }
 
     /// The floor of a grant about to be made. The first of several holds that go together fixes it
@@ -126,8 +159,24 @@ impl State {
     }
 
     /// Grants the longest satisfiable prefix of the key's queue, or forgets the key if nobody
-    /// holds it and nobody waits (G4).
+    /// holds it and nobody waits (G4). A grant of several keys has all their queues looked at.
     pub(crate) fn hand_over(&mut self, step: &mut Step<'_>, key: &Key) {
+        let mut others = Vec::new();
+        self.serve(step, key, &mut others);
+        self.hand_over_all(step, others);
+    }
+
+    /// The same for several keys, one after the other.
+    pub(crate) fn hand_over_all(&mut self, step: &mut Step<'_>, mut keys: Vec<Key>) {
+        let mut next = 0;
+        while let Some(key) = keys.get(next).cloned() {
+            next += 1;
+            self.serve(step, &key, &mut keys);
+        }
+    }
+
+    /// Serves one queue. `others` gets the keys whose queues may have become satisfiable by that.
+    fn serve(&mut self, step: &mut Step<'_>, key: &Key, others: &mut Vec<Key>) {
         loop {
             let Some(entry) = self.keys.get(key) else { return };
             if entry.is_vacant() {
@@ -150,18 +199,25 @@ impl State {
                 return;
             }
             let (lease, number, limit) = (head.lease, head.number, entry.limit);
+            if head.parts > 1 {
+                if !self.is_satisfiable(head) {
+                    return;
+                }
+                self.serve_several(step, (lease, number), others);
+                continue;
+            }
             let waiter = self.take_waiter(key, lease);
-            self.forget_wait(lease, number);
+            self.forget_wait(lease, (number.0, 0));
             let outcome = if self.last_token < TOKEN_MAX {
                 Outcome::Granted(self.grant(step, key, limit, waiter))
             } else {
                 self.refusal(ErrorCode::TOKENS_EXHAUSTED, Token(0))
             };
-            self.settle_wait(step, key, lease, number, outcome);
+            self.settle_wait(step, from_ref(key), lease, number, outcome);
         }
     }
 
-    /// Ends a live lease's wait and passes the key on if that lets anybody in.
+    /// Ends a live lease's wait and passes its keys on if that lets anybody in.
     pub(crate) fn end_wait(
         &mut self,
         step: &mut Step<'_>,
@@ -169,25 +225,28 @@ impl State {
         number: Number,
         outcome: Outcome,
     ) {
-        let key = self.drop_wait(step, lease, number, outcome);
+        let keys = self.drop_wait(step, lease, number, outcome);
         // Planted (G4): shared waiters behind a cancelled writer wait on.
         if !planted!("cancelled-writer-blocks") {
-            self.hand_over(step, &key);
+            self.hand_over_all(step, keys);
         }
     }
 
-    /// Ends a live lease's wait; passing the key on is the caller's to do.
+    /// Ends a live lease's wait; passing its keys on is the caller's to do.
     pub(crate) fn drop_wait(
         &mut self,
         step: &mut Step<'_>,
         lease: LeaseId,
         number: Number,
         outcome: Outcome,
-    ) -> Key {
-        let key = self.forget_wait(lease, number);
-        self.take_waiter(&key, lease);
-        self.settle_wait(step, &key, lease, number, outcome);
-        key
+    ) -> Vec<Key> {
+        let keys = self.keys_of(lease, number);
+        for key in &keys {
+            let waiter = self.take_waiter(key, lease);
+            self.forget_wait(lease, (number.0, waiter.part));
+        }
+        self.settle_wait(step, &keys, lease, number, outcome);
+        keys
     }
 
     /// Ends a live lease's hold and passes the key on. An own lease ends with its hold. `lost` is
@@ -199,19 +258,33 @@ impl State {
         holder: LeaseId,
         (reason, lost): (EndReason, bool),
     ) -> Hold {
+        let hold = self.finish_hold(step, key, holder, (reason, lost));
+        self.hand_over(step, key);
+        hold
+    }
+
+    /// The same without passing the key on, which is the caller's to do.
+    pub(crate) fn finish_hold(
+        &mut self,
+        step: &mut Step<'_>,
+        key: &Key,
+        holder: LeaseId,
+        (reason, lost): (EndReason, bool),
+    ) -> Hold {
         let hold = self.take_hold(step, key, holder, (reason.clone(), lost));
+        let label = self.leases.get(&holder).map(|lease| lease.label.clone());
+        self.remember_end(step, (key, holder, &label.unwrap_or_default()), &hold, &reason);
         let lease = self.leases.lease_mut(holder).expect("a holder is live");
-        let claim = lease.claims.remove(&hold.number.0);
+        let claim = lease.claims.remove(&(hold.number.0, hold.part));
         assert!(matches!(claim, Some(Claim::Hold(_))), "a lease knows its holds");
         for number in &hold.again {
-            lease.claims.remove(number).expect("a lease knows its entries");
+            lease.claims.remove(&(*number, 0)).expect("a lease knows its entries");
         }
         lease.again -= hold.again.len();
         if lease.own {
             self.forget_lease(holder);
             self.emit(step, EventKind::LeaseEnded { lease: holder, reason });
         }
-        self.hand_over(step, key);
         hold
     }
 
@@ -252,26 +325,26 @@ impl State {
     }
 
     /// Takes a wait out of its live lease's claims.
-    fn forget_wait(&mut self, lease: LeaseId, number: Number) -> Key {
+    pub(crate) fn forget_wait(&mut self, lease: LeaseId, id: ClaimId) {
         let lease = self.leases.lease_mut(lease).expect("a waiter's lease is live");
         lease.waits -= 1;
-        match lease.claims.remove(&number.0) {
-            Some(Claim::Wait(key)) => key,
-            _ => unreachable!("a lease knows its waits"),
-        }
+        let claim = lease.claims.remove(&id);
+        assert!(matches!(claim, Some(Claim::Wait(_))), "a lease knows its waits");
     }
 
-    fn settle_wait(
+    pub(crate) fn settle_wait(
         &mut self,
         step: &mut Step<'_>,
-        key: &Key,
+        keys: &[Key],
         lease: LeaseId,
         number: Number,
         outcome: Outcome,
     ) {
         let (memory, sum) = self.memory_of(lease);
         memory.settle(lease, number, outcome, sum);
-        self.emit_wait_ended(step, key, lease, number, outcome);
+        for key in keys {
+            self.emit_wait_ended(step, key, lease, number, outcome);
+        }
     }
 
     pub(crate) fn emit_wait_ended(
@@ -294,7 +367,7 @@ impl State {
         let Some(found) = self.leases.get(&lease) else {
             return self.refusal(ErrorCode::LEASE_DEAD, Token(0));
         };
-        if !matches!(found.claims.get(&number.0), Some(Claim::Wait(_))) {
+        if !matches!(found.claims_of(number).next(), Some((_, Claim::Wait(_)))) {
             return self.refusal(ErrorCode::NOT_QUEUED, Token(0));
         }
         let revision: Revision = self.raise(step);

@@ -8,8 +8,11 @@ use alloc::rc::Rc;
 use alloc::string::String;
 
 use leasehold_protocol::command::OwnLease;
+use leasehold_protocol::event::EndReason;
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Token};
-use leasehold_protocol::limits::{LEASES_MAX, OPEN_WAITS_MAX, PERMITS_MAX, QUEUE_LEN_MAX};
+use leasehold_protocol::limits::{
+    LAST_ENDS_MAX, LEASES_MAX, OPEN_WAITS_MAX, PERMITS_MAX, QUEUE_LEN_MAX, WANTS_MAX,
+};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::shard::{
     check_delay_ms, check_key, check_label, check_mode, check_reason, check_ttl_ms, check_value,
@@ -22,7 +25,7 @@ use crate::hash::Sum;
 use crate::memory::{Answer, Kind};
 use crate::slots::{self, Taken};
 use crate::state::{State, TOKEN_MAX};
-use crate::table::{Claim, Hold, KeyState, Lease, Waiter};
+use crate::table::{Claim, End, Hold, KeyState, Lease, Waiter};
 
 macro_rules! ensure {
     ($condition:expr, $($text:tt)+) => {
@@ -48,6 +51,7 @@ pub(crate) struct Checker {
     state: State,
     leases: IntoIter<LeaseId, Rc<Lease>>,
     keys: IntoIter<Key, Rc<KeyState>>,
+    ends: IntoIter<Key, Rc<End>>,
     totals: Totals,
 }
 
@@ -69,7 +73,8 @@ impl Checker {
         check_counters(state)?;
         let leases = state.leases.clone().into_iter();
         let keys = state.keys.clone().into_iter();
-        Ok(Self { state: state.clone(), leases, keys, totals: Totals::default() })
+        let ends = state.ends.clone().into_iter();
+        Ok(Self { state: state.clone(), leases, keys, ends, totals: Totals::default() })
     }
 
     /// Checks up to so many leases and keys; true when everything was found right.
@@ -82,6 +87,9 @@ impl Checker {
             } else if let Some((key, entry)) = self.keys.next() {
                 check_entry(&self.state, &key, &entry)?;
                 self.totals.add_entry(&self.state, &key, &entry);
+            } else if let Some((key, end)) = self.ends.next() {
+                check_end(&self.state, &key, &end).map_err(|text| format!("last end: {text}"))?;
+                self.totals.sum.add(digest::end(&key, &end));
             } else {
                 self.totals.compare(&self.state)?;
                 return Ok(true);
@@ -131,6 +139,8 @@ fn check_counters(state: &State) -> Result<(), String> {
     ensure!(state.begun == (state.revision > 0), "begun and revision {} differ", state.revision);
     ensure!(state.revision <= COUNTER_MAX, "revision {}", state.revision);
     ensure!(state.last_lease <= COUNTER_MAX, "last lease {}", state.last_lease);
+    ensure!(state.ends.len() <= LAST_ENDS_MAX, "too many last ends");
+    ensure!(state.ends.len() == state.ends_in_order.len(), "last ends and their order differ");
     ensure!(state.last_token <= TOKEN_MAX, "token {} is too high", state.last_token);
     ensure!(state.leases.len() + state.own_waiters <= LEASES_MAX, "too many leases");
     ensure!(
@@ -144,6 +154,24 @@ fn check_counters(state: &State) -> Result<(), String> {
     Ok(())
 }
 
+fn check_end(state: &State, key: &Key, end: &End) -> Result<(), String> {
+    let token = end.token.0;
+    ensure!(check_key(key).is_ok(), "a key out of range");
+    ensure!(state.ends_in_order.get(&(end.revision, token)) == Some(key), "of another key");
+    ensure!(end.revision > 0 && end.revision <= state.revision, "revision {}", end.revision);
+    ensure!(token > 0 && token <= state.last_token, "token {token} was never given (G2)");
+    ensure!(end.lease.0 > 0 && end.lease.0 <= state.last_lease, "lease {}", end.lease);
+    ensure!(check_label(end.label.as_slice()).is_ok(), "label");
+    match &end.reason {
+        EndReason::Released | EndReason::LeaseExpired | EndReason::SessionClosed => {}
+        EndReason::Forced { who, why } => {
+            ensure!(check_label(who).and(check_reason(why)).is_ok(), "texts out of range");
+        }
+        other => return Err(format!("{other:?} ends no hold for good")),
+    }
+    Ok(())
+}
+
 fn check_lease(state: &State, id: LeaseId, lease: &Lease) -> Result<(), String> {
     ensure!(check_ttl_ms(lease.ttl_ms.into()).is_ok(), "lease {id}: TTL {}", lease.ttl_ms);
     ensure!(lease.base == digest::lease_base(id, lease), "lease {id}: the hash of its base");
@@ -153,11 +181,18 @@ fn check_lease(state: &State, id: LeaseId, lease: &Lease) -> Result<(), String> 
     ensure!(waits == lease.waits, "lease {id}: {waits} waits, {} counted", lease.waits);
     let again = lease.claims.iter().filter(|(_, claim)| matches!(claim, Claim::Again(_))).count();
     ensure!(again == lease.again, "lease {id}: {again} entries, {} counted", lease.again);
-    for (number, claim) in lease.claims.iter() {
+    for ((number, part), claim) in lease.claims.iter() {
         let entry = state.keys.get(claim.key());
+        ensure!((*part as usize) < WANTS_MAX, "lease {id}: claim {number} is for key {part}");
         let known = entry.is_some_and(|entry| match claim {
-            Claim::Hold(_) => entry.holds.get(&id).is_some_and(|hold| hold.number.0 == *number),
-            Claim::Wait(_) => entry.places.get(&id).is_some(),
+            Claim::Hold(_) => {
+                let hold = entry.holds.get(&id);
+                hold.is_some_and(|hold| (hold.number.0, hold.part) == (*number, *part))
+            }
+            Claim::Wait(_) => {
+                let waiter = entry.places.get(&id).and_then(|place| entry.queue.get(place));
+                waiter.is_some_and(|waiter| (waiter.number.0, waiter.part) == (*number, *part))
+            }
             Claim::Again(_) => entry.holds.get(&id).is_some_and(|hold| hold.again.contains(number)),
         });
         ensure!(known, "lease {id}: claim {number} is not in its key");
@@ -175,7 +210,8 @@ fn check_memory(id: LeaseId, lease: &Lease) -> Result<(), String> {
     let memory = &lease.memory;
     let mut kept = 0;
     for (number, record) in memory.records.iter() {
-        let waits = matches!(lease.claims.get(number), Some(Claim::Wait(_)));
+        let first = lease.claims_of(Number(*number)).next();
+        let waits = matches!(first, Some((_, Claim::Wait(_))));
         ensure!(
             waits == (record.answer == Answer::Waiting),
             "lease {id}: record {number} and its wait differ"
@@ -207,7 +243,7 @@ fn check_memory(id: LeaseId, lease: &Lease) -> Result<(), String> {
             "lease {id}: late record {number} is of a wrong kind"
         );
     }
-    for (number, claim) in lease.claims.iter().filter(|_| !lease.own) {
+    for ((number, _), claim) in lease.claims.iter().filter(|_| !lease.own) {
         let record = memory.records.get(number);
         let fits = match (claim, record.map(|record| record.answer)) {
             (Claim::Wait(_), Some(Answer::Waiting)) => true,
@@ -244,7 +280,8 @@ fn check_entry(state: &State, key: &[u8], entry: &KeyState) -> Result<(), String
             .map_err(|text| format!("key {name:?}: {text}"))?;
     }
     if let Some((_, head)) = entry.queue.first() {
-        ensure!(!entry.admits(head.mode), "key {name:?}: the head could be granted (G4)");
+        let stuck = !entry.admits(head.mode) || !state.is_satisfiable(head);
+        ensure!(stuck, "key {name:?}: the head could be granted (G4)");
     }
     Ok(())
 }
@@ -295,7 +332,8 @@ fn check_any_mode(mode: Mode, limit: u32) -> Result<(), String> {
 }
 
 fn check_hold(state: &State, key: &[u8], id: LeaseId, hold: &Hold) -> Result<(), String> {
-    let claim = state.leases.get(&id).and_then(|lease| lease.claims.get(&hold.number.0));
+    let claim =
+        state.leases.get(&id).and_then(|lease| lease.claims.get(&(hold.number.0, hold.part)));
     let known = matches!(claim, Some(Claim::Hold(held)) if **held == *key);
     ensure!(known, "its holder {id} does not know it");
     ensure!(check_mode(hold.mode).is_ok() || hold.mode.permit_count().is_some(), "an unknown mode");
@@ -306,7 +344,7 @@ fn check_hold(state: &State, key: &[u8], id: LeaseId, hold: &Hold) -> Result<(),
         ensure!(texts.is_ok(), "asked for token {token}: texts out of range");
     }
     for number in &hold.again {
-        let claim = state.leases.get(&id).and_then(|lease| lease.claims.get(number));
+        let claim = state.leases.get(&id).and_then(|lease| lease.claims.get(&(*number, 0)));
         let known = matches!(claim, Some(Claim::Again(held)) if **held == *key);
         ensure!(known, "its holder {id} does not know the entry {number}");
     }
@@ -324,9 +362,15 @@ fn check_hold(state: &State, key: &[u8], id: LeaseId, hold: &Hold) -> Result<(),
 
 fn check_waiter(state: &State, key: &[u8], waiter: &Waiter) -> Result<(), String> {
     let lease = waiter.lease;
-    let claim = state.leases.get(&lease).and_then(|lease| lease.claims.get(&waiter.number.0));
+    let owner = state.leases.get(&lease);
+    let claim = owner.and_then(|owner| owner.claims.get(&(waiter.number.0, waiter.part)));
     let known = matches!(claim, Some(Claim::Wait(wanted)) if **wanted == *key);
     ensure!(known, "its waiter {lease} does not know it (G4)");
+    let all = || owner.iter().flat_map(|owner| owner.claims_of(waiter.number));
+    let whole = all().map(|(part, _)| part).eq(0..waiter.parts);
+    let whole = whole && all().all(|(_, claim)| matches!(claim, Claim::Wait(_)));
+    ensure!(whole, "waiter {lease}: not all of {} keys are waited for", waiter.parts);
+    ensure!(waiter.own.is_none() || waiter.parts == 1, "waiter {lease}: one lease, several keys");
     ensure!(check_delay_ms(waiter.delay_ms).is_ok(), "waiter {lease}: a delay out of range");
     ensure!(check_value(waiter.value.as_slice()).is_ok(), "waiter {lease}: value too large");
     let ttl_ok = |own: &OwnLease| check_ttl_ms(own.ttl_ms.into()).is_ok();

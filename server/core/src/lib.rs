@@ -5,7 +5,7 @@
 //! arithmetic of lease time, and the timing wheel. It does no I/O, reads no clock, draws no random
 //! number and walks no unordered table; `no_std` keeps most of that out by construction.
 //!
-//! Where to start reading: `state` (the door), `acquire`, `release`, `convert` and
+//! Where to start reading: `state` (the door), `acquire`, `several`, `release`, `convert` and
 //! `handover` (the lock itself), `retry` and `memory` (one execution per number), `lifecycle` (leases).
 #![no_std]
 #![forbid(unsafe_code)]
@@ -22,6 +22,7 @@ mod convert;
 mod cow;
 mod delay;
 mod digest;
+mod ends;
 mod handover;
 mod hash;
 pub mod invariants;
@@ -32,6 +33,7 @@ mod quarantine;
 mod reenter;
 mod release;
 mod retry;
+mod several;
 mod slots;
 pub mod snapshot;
 mod state;

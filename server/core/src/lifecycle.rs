@@ -1,11 +1,12 @@
 //! How leases begin and end.
 //!
 //! A lease that ends takes its waits and holds with it and passes its keys on in the same step
-//! (one revision). It is out of the table before the first key is passed on, so a waiter of a dead
-//! lease is never granted (G4). An own lease lives and ends with its one hold; its session's end
+//! (one revision). It is out of the tables, and all it held and waited for out of their keys, before
+//! the first key is passed on, so a waiter of a dead lease is never granted (G4). An own lease lives and ends with its one hold; its session's end
 //! does not touch it.
 
 use alloc::rc::Rc;
+use alloc::vec::Vec;
 
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
@@ -95,14 +96,15 @@ impl State {
         }
         let lease = self.forget_lease(id);
         let lost = *reason == EndReason::LeaseExpired;
-        for (number, claim) in lease.claims.iter() {
-            let number = Number(*number);
+        let mut keys = Vec::with_capacity(lease.claims.len());
+        for ((number, _), claim) in lease.claims.iter() {
             match claim {
                 Claim::Hold(key) => {
-                    self.take_hold(step, key, id, (reason.clone(), lost));
+                    let hold = self.take_hold(step, key, id, (reason.clone(), lost));
+                    self.remember_end(step, (key, id, &lease.label), &hold, reason);
                     // Planted (G4): the end of a lease wakes nobody.
                     if !planted!("expiry-hands-nothing-over") {
-                        self.hand_over(step, key);
+                        keys.push(key.clone());
                     }
                 }
                 // It went with the hold.
@@ -110,11 +112,12 @@ impl State {
                 Claim::Wait(key) => {
                     self.take_waiter(key, id);
                     let outcome = self.refusal(ErrorCode::LEASE_LOST, Token(0));
-                    self.emit_wait_ended(step, key, id, number, outcome);
-                    self.hand_over(step, key);
+                    self.emit_wait_ended(step, key, id, Number(*number), outcome);
+                    keys.push(key.clone());
                 }
             }
         }
+        self.hand_over_all(step, keys);
         self.emit(step, EventKind::LeaseEnded { lease: id, reason: reason.clone() });
         Outcome::Closed { revision }
     }

@@ -26,7 +26,7 @@ impl State {
         self.claims += 1;
         self.edit_hold(key, lease, |hold| hold.again.push(number.0));
         let owner = self.leases.lease_mut(lease).expect("the caller was admitted");
-        owner.claims.insert(number.0, Claim::Again(key.clone()));
+        owner.claims.insert((number.0, 0), Claim::Again(key.clone()));
         owner.again += 1;
         let version = HoldSetVersion(owner.version);
         let entry = self.keys.get(key).expect("a held key is in the table");
@@ -52,7 +52,7 @@ impl State {
     ) -> Option<(Number, Outcome)> {
         let entry = self.keys.get(key).expect("a held key is in the table");
         let hold = entry.holds.get(&lease).expect("the caller knows the hold");
-        let (first, token) = (hold.number, hold.token);
+        let (first, part, token) = (hold.number, hold.part, hold.token);
         let last = *hold.again.last()?;
         let (left, heir) = if number == first {
             (number, Some(hold.again[0]))
@@ -64,15 +64,18 @@ impl State {
         self.raise(step);
         self.claims -= 1;
         self.edit_hold(key, lease, |hold| {
-            hold.number = heir.map_or(first, Number);
+            if let Some(heir) = heir {
+                (hold.number, hold.part) = (Number(heir), 0);
+            }
             let gone = heir.unwrap_or(left.0);
             hold.again.retain(|other| *other != gone);
         });
         let owner = self.leases.lease_mut(lease).expect("a holder is live");
         owner.again -= 1;
-        owner.claims.remove(&left.0).expect("a lease knows its entries");
+        let id = (left.0, if heir.is_some() { part } else { 0 });
+        owner.claims.remove(&id).expect("a lease knows its entries");
         if let Some(heir) = heir {
-            owner.claims.insert(heir, Claim::Hold(key.clone()));
+            owner.claims.insert((heir, 0), Claim::Hold(key.clone()));
         }
         Some((left, Outcome::Changed { token, revision: Revision(self.revision) }))
     }

@@ -8,7 +8,7 @@
 
 use alloc::rc::Rc;
 
-use leasehold_protocol::command::{Caller, OwnLease};
+use leasehold_protocol::command::{Caller, OwnLease, Want};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Token};
 use leasehold_protocol::limits::ACKS_MAX;
@@ -99,11 +99,14 @@ impl State {
         }
     }
 
-    /// Waiters before this one.
+    /// Waiters before this one; of several keys, the largest number.
     fn position(&self, lease: LeaseId, number: Number) -> Option<u32> {
-        let key = self.leases.get(&lease)?.claims.get(&number.0)?.key();
-        let key = self.keys.get(key)?;
-        Some(key.queue.rank(key.places.get(&lease)?) as u32)
+        let claims = self.leases.get(&lease)?.claims_of(number);
+        let positions = claims.filter_map(|(_, claim)| {
+            let key = self.keys.get(claim.key())?;
+            Some(key.queue.rank(key.places.get(&lease)?) as u32)
+        });
+        positions.max()
     }
 
     /// Remembers an executed command and returns its outcome.
@@ -185,8 +188,8 @@ fn check_number(lease: &Lease, number: Number, kind: Kind) -> Result<(), ErrorCo
             .and_then(|acquire| memory.records.get(&acquire))
             .is_some_and(|record| record.kind == Kind::Acquire),
         Kind::Release => below(RESERVED)
-            .and_then(|acquire| lease.claims.get(&acquire))
-            .is_some_and(|claim| matches!(claim, Claim::Hold(_) | Claim::Again(_))),
+            .and_then(|acquire| lease.claims_of(Number(acquire)).next())
+            .is_some_and(|(_, claim)| matches!(claim, Claim::Hold(_) | Claim::Again(_))),
         Kind::Acquire | Kind::Forestalled | Kind::Convert | Kind::SetValue => false,
     };
     if is_reserved { Ok(()) } else { Err(ErrorCode::NUMBER_BELOW_FLOOR) }
@@ -212,15 +215,22 @@ pub(crate) fn print_of_release(key: &[u8], token: Token) -> u64 {
     Mix::new(3).bytes(key).word(token.0).done()
 }
 
+/// Hash of the body of a release of all that an acquire holds.
+pub(crate) fn print_of_release_all(acquire: Number) -> u64 {
+    Mix::new(7).word(acquire.0).done()
+}
+
 /// Hash of a change of mode.
 pub(crate) fn print_of_convert(key: &[u8], token: Token, mode: Mode) -> u64 {
     Mix::new(4).bytes(key).word(token.0).word(mode.0.into()).done()
 }
 
 /// Hash of the body of an acquire with options.
-pub(crate) fn print_of_acquire_all(request: &Request<'_>, wait_ms: u32) -> u64 {
-    let mix = Mix::new(5).bytes(request.key).word(request.mode.0.into());
-    let mix = mix.word(request.limit.into()).word(request.reentrant.into());
+pub(crate) fn print_of_acquire_all(wants: &[Want], request: &Request<'_>, wait_ms: u32) -> u64 {
+    let mix = wants.iter().fold(Mix::new(5), |mix, want| {
+        let mix = mix.bytes(&want.key).word(want.mode.0.into());
+        mix.word(want.limit.into()).word(want.reentrant.into())
+    });
     let mix = mix.word(wait_ms.into()).word(request.delay_ms.into()).bytes(request.value);
     match request.own {
         None => mix.done(),

@@ -34,13 +34,13 @@ pub use decode::{Decoder, SnapshotError};
 pub use encode::Encoder;
 
 /// The format that this build writes. It reads this one and the one before.
-pub const SNAPSHOT_VERSION: u32 = 2;
+pub const SNAPSHOT_VERSION: u32 = 3;
 /// A block's payload is closed once it has this many bytes; so a chunk has at most this many plus
 /// one item.
 pub const CHUNK_LEN: usize = 64 * 1024;
 
 /// The format before.
-const FORMER_VERSION: u32 = 1;
+const FORMER_VERSION: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"LHSNAP\r\n";
 const PRELUDE_LEN: usize = 12;

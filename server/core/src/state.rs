@@ -12,6 +12,7 @@
 //! - A key's queue never has a satisfiable head after a command (no wake-up is ever missing).
 //! - Every hold and every waiter belongs to a live lease, and the lease knows it.
 
+use alloc::rc::Rc;
 use alloc::vec::Vec;
 
 use leasehold_protocol::command::Command;
@@ -26,7 +27,7 @@ use crate::cow::Map;
 use crate::digest;
 use crate::hash::Sum;
 use crate::quarantine::Bases;
-use crate::table::{Keys, Lease, Leases};
+use crate::table::{End, Keys, Lease, Leases};
 
 /// The highest token: tokens fit in a signed 64-bit column.
 pub(crate) const TOKEN_MAX: u64 = i64::MAX as u64;
@@ -54,6 +55,10 @@ pub struct State {
     pub(crate) forced: Map<u64, (Key, LeaseId)>,
     /// Ghosts by token: their keys and how long each lasts, in milliseconds. Follows from `keys`.
     pub(crate) delays: Map<u64, (Key, u32)>,
+    /// How each key's last hold that ended did; the latest `LAST_ENDS_MAX`.
+    pub(crate) ends: Map<Key, Rc<End>>,
+    /// Their keys by revision and token. Follows from `ends`.
+    pub(crate) ends_in_order: Map<(u64, u64), Key>,
     /// Waiters that will need a lease of their own. Follows from `keys`.
     pub(crate) own_waiters: usize,
     /// Holds, their further entries, ghosts and waiters. Follows from `keys`.
@@ -83,6 +88,8 @@ impl State {
             names: Map::default(),
             forced: Map::default(),
             delays: Map::default(),
+            ends: Map::default(),
+            ends_in_order: Map::default(),
             own_waiters: 0,
             claims: 0,
         }
@@ -145,6 +152,7 @@ impl State {
             Command::Expire { lease } => self.expire(step, *lease),
             Command::EndForced { key, token } => self.end_forced(step, key, *token),
             Command::TimeOut { lease, number } => self.time_out(step, *lease, *number),
+            Command::ReleaseAll { caller, acquire } => self.release_all(step, caller, *acquire),
             Command::Convert { caller, key, token, mode } => {
                 self.convert(step, caller, key, *token, *mode)
             }

@@ -2,8 +2,11 @@
 
 use alloc::rc::Rc;
 use alloc::vec::Vec;
+use core::ops::Bound;
 
 use leasehold_protocol::command::OwnLease;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::EndReason;
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, Token};
 use leasehold_protocol::planted;
 
@@ -31,6 +34,9 @@ impl Claim {
     }
 }
 
+/// What a claim is named by: its acquire's number, and which of that acquire's keys it is for.
+pub(crate) type ClaimId = (u64, u32);
+
 /// A live lease. An ended one leaves nothing behind: an id that is not in the table is dead.
 #[derive(Clone, Debug)]
 pub(crate) struct Lease {
@@ -44,8 +50,8 @@ pub(crate) struct Lease {
     /// The hold-set version.
     pub(crate) version: u64,
     pub(crate) memory: Memory,
-    /// Holds, waits and entries, by their acquire's number. At most one per key but for entries.
-    pub(crate) claims: Map<u64, Claim>,
+    /// Holds, waits and entries. At most one per key but for entries.
+    pub(crate) claims: Map<ClaimId, Claim>,
     /// How many of `claims` are waits.
     pub(crate) waits: usize,
     /// How many of `claims` are further entries.
@@ -67,6 +73,13 @@ impl Lease {
             waits: 0,
             again: 0,
         }
+    }
+
+    /// What is left of an acquire, in the order of its keys.
+    pub(crate) fn claims_of(&self, number: Number) -> impl Iterator<Item = (u32, &Claim)> {
+        let all = self.claims.iter_from(Bound::Included(&(number.0, 0)));
+        let own = all.take_while(move |((other, _), _)| *other == number.0);
+        own.map(|((_, part), claim)| (*part, claim))
     }
 }
 
@@ -102,6 +115,8 @@ pub(crate) struct Hold {
     pub(crate) mode: Mode,
     /// The acquire's number.
     pub(crate) number: Number,
+    /// Which of the acquire's keys it is.
+    pub(crate) part: u32,
     pub(crate) value: Blob,
     /// The proposer's wall time of the grant; for display only.
     pub(crate) since_ms: u64,
@@ -124,11 +139,28 @@ pub(crate) struct Ghost {
     pub(crate) delay_ms: u32,
 }
 
+/// How a hold ended: told to whoever asks why.
+#[derive(Clone, Debug)]
+pub(crate) struct End {
+    pub(crate) lease: LeaseId,
+    pub(crate) label: Blob,
+    pub(crate) token: Token,
+    pub(crate) mode: Mode,
+    pub(crate) reason: EndReason,
+    pub(crate) revision: u64,
+    /// The proposer's wall time; for display only.
+    pub(crate) at_ms: u64,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Waiter {
     pub(crate) lease: LeaseId,
     /// The acquire's number.
     pub(crate) number: Number,
+    /// Which of the acquire's keys it waits for here...
+    pub(crate) part: u32,
+    /// ...and how many those are.
+    pub(crate) parts: u32,
     pub(crate) mode: Mode,
     pub(crate) own: Option<OwnLease>,
     pub(crate) value: Blob,
@@ -219,6 +251,20 @@ impl KeyState {
             None => !self.holds.is_empty(),
         };
         (!held && self.queue.is_empty()).then_some(Token(*token))
+    }
+
+    /// Whether an acquire may state this number of permits, 0 for a lock; else why not.
+    pub(crate) fn check_limit(&self, stated: u32) -> Result<(), (ErrorCode, Token)> {
+        match (self.limit, stated) {
+            (limit, _) if limit == stated => Ok(()),
+            (0, _) | (_, 0) => Err((ErrorCode::MODE_MISMATCH, Token(0))),
+            (limit, _) => Err((ErrorCode::LIMIT_MISMATCH, Token(limit.into()))),
+        }
+    }
+
+    /// Whether an acquire of this mode may be granted at once.
+    pub(crate) fn is_free_for(&self, mode: Mode) -> bool {
+        self.queue.is_empty() && self.admits(mode)
     }
 
     /// The floor of one of its holds.

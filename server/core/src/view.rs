@@ -2,20 +2,21 @@
 //!
 //! Nothing here changes anything. `remaining_ms` is always left `None`: deadlines are the leader's.
 
+use alloc::rc::Rc;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::iter;
 use core::ops::Bound;
 
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Secret, Token};
-use leasehold_protocol::limits::{CLAIM_HOLDERS_MAX, PAGE_LEN_MAX};
+use leasehold_protocol::limits::{CLAIM_HOLDERS_MAX, PAGE_LEN_MAX, REASON_LEN_MAX};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{
     ClaimReply, Claimed, Delay, HeldKey, Holder, HoldsReply, KeyInfo, SessionInfo, Waiting,
     YieldRequest,
 };
 
-use crate::blob::KeyRef;
+use crate::blob::{Key, KeyRef};
 use crate::lifecycle::same_secret;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
@@ -62,6 +63,11 @@ impl<'a> LeaseView<'a> {
     /// Its label; an own lease has that of the session that acquired.
     pub fn label(&self) -> &'a str {
         text(self.lease.label.as_slice())
+    }
+
+    /// The bytes of its label, shared with the state; `None` if it is empty.
+    pub fn shared_label(&self) -> Option<Rc<[u8]>> {
+        self.lease.label.share()
     }
 
     /// It was made for one hold, with which it ends.
@@ -149,6 +155,8 @@ impl State {
     pub fn walk_waits(&self) -> impl Iterator<Item = Option<(LeaseId, Number, u32)>> + use<> {
         self.keys.clone().into_iter().flat_map(|(_, key)| {
             let waiters = key.queue.clone().into_iter();
+            // An acquire of several keys is one wait.
+            let waiters = waiters.filter(|(_, waiter)| waiter.part == 0);
             let waiters = waiters.map(|(_, waiter)| (waiter.lease, waiter.number, waiter.wait_ms));
             iter::once(None).chain(waiters.map(Some))
         })
@@ -195,8 +203,15 @@ impl State {
                 waiters_total: 0,
                 limit: 0,
                 delays: Vec::new(),
+                last_end: self.last_end(key),
             },
         }
+    }
+
+    /// The value of a hold, shared with the state; `None` if it is empty or there is no such hold.
+    pub fn held_value(&self, key: &[u8], lease: LeaseId, token: Token) -> Option<Rc<[u8]>> {
+        let hold = self.keys.get(&KeyRef::new(key))?.holds.get(&lease)?;
+        if hold.token == token { hold.value.share() } else { None }
     }
 
     /// A page of the keys that are held or waited for, in byte order: those that start with
@@ -247,6 +262,7 @@ impl State {
             waiters_total: entry.queue.len() as u32,
             limit: entry.limit,
             delays: delays.take(PAGE_LEN_MAX as usize).collect(),
+            last_end: self.last_end(key),
         }
     }
 
@@ -305,16 +321,12 @@ impl State {
             holds: Vec::new(),
             waits: Vec::new(),
         };
-        for (number, claim) in found.claims.iter() {
+        for ((number, part), claim) in found.claims.iter() {
             let number = Number(*number);
             match claim {
-                Claim::Wait(_) => reply.waits.push(number),
-                Claim::Again(_) => {}
-                Claim::Hold(key) => {
-                    let hold = self.keys.get(key).and_then(|entry| entry.holds.get(&lease));
-                    let hold = hold.expect("a lease knows its holds");
-                    reply.holds.push(held(key, hold, number));
-                }
+                Claim::Wait(_) if *part == 0 => reply.waits.push(number),
+                Claim::Wait(_) | Claim::Again(_) => {}
+                Claim::Hold(key) => reply.holds.push(self.held(key, lease, number)),
             }
         }
         Some(reply)
@@ -322,29 +334,47 @@ impl State {
 
     /// What has become of a live lease's acquire. `None` is a dead lease.
     pub fn claim(&self, lease: LeaseId, number: Number) -> Option<ClaimReply> {
-        let claim = self.leases.get(&lease)?.claims.get(&number.0);
-        let claim = claim.map_or(Claimed::Over, |claim| self.claimed(lease, number, claim));
+        let claims: Vec<&Claim> =
+            self.leases.get(&lease)?.claims_of(number).map(|(_, claim)| claim).collect();
+        let held = |claim: &&Claim| self.held(claim.key(), lease, number);
+        let waits = |claim: &&Claim| self.waiting(claim.key(), lease, claims.len());
+        let claim = match claims[..] {
+            [] => Claimed::Over,
+            [claim @ Claim::Wait(_)] => Claimed::Waits(waits(&claim)),
+            [claim] => Claimed::Holds(held(&claim)),
+            [Claim::Wait(_), ..] => Claimed::WaitsAll(claims.iter().map(waits).collect()),
+            _ => Claimed::HoldsAll(claims.iter().map(held).collect()),
+        };
         Some(ClaimReply { revision: Revision(self.revision), claim })
     }
 
-    fn claimed(&self, lease: LeaseId, number: Number, claim: &Claim) -> Claimed {
-        let key = claim.key();
+    /// What one of so many keys' queue looks like to a waiter.
+    fn waiting(&self, key: &Key, lease: LeaseId, keys: usize) -> Waiting {
         let entry = self.keys.get(key).expect("a claimed key is in the table");
-        match claim {
-            Claim::Hold(_) | Claim::Again(_) => {
-                let hold = entry.holds.get(&lease).expect("a lease knows its holds");
-                Claimed::Holds(held(key, hold, number))
-            }
-            Claim::Wait(_) => {
-                let place = entry.places.get(&lease).expect("a waiting lease has a place");
-                let holders = entry.holds.iter().take(CLAIM_HOLDERS_MAX);
-                Claimed::Waits(Waiting {
-                    key: key.to_vec(),
-                    position: entry.queue.rank(place) as u32,
-                    waiters_total: entry.queue.len() as u32,
-                    holders: holders.map(|(id, hold)| self.holder(entry, *id, hold)).collect(),
-                })
-            }
+        let place = entry.places.get(&lease).expect("a waiting lease has a place");
+        let holders = entry.holds.iter().take((CLAIM_HOLDERS_MAX / keys).max(1));
+        Waiting {
+            key: key.to_vec(),
+            position: entry.queue.rank(place) as u32,
+            waiters_total: entry.queue.len() as u32,
+            holders: holders.map(|(id, hold)| self.holder(entry, *id, hold)).collect(),
+        }
+    }
+
+    /// A hold as its lease sees it, under the number of one of its acquires.
+    fn held(&self, key: &Key, lease: LeaseId, number: Number) -> HeldKey {
+        let entry = self.keys.get(key).expect("a claimed key is in the table");
+        let hold = entry.holds.get(&lease).expect("a lease knows its holds");
+        HeldKey {
+            key: key.to_vec(),
+            token: hold.token,
+            mode: hold.mode,
+            number,
+            forced: hold.forced.is_some(),
+            slots: hold.slots.as_slice().to_vec(),
+            entries: 1 + hold.again.len() as u32,
+            asked: hold.asked.is_some(),
+            floor: entry.floor_of(hold),
         }
     }
 
@@ -353,20 +383,6 @@ impl State {
     pub fn wait_result(&self, lease: LeaseId, number: Number) -> Option<Outcome> {
         let record = self.leases.get(&lease)?.memory.get(number)?;
         Some(self.present(lease, number, record))
-    }
-}
-
-/// A hold as its lease sees it, under the number of one of its acquires.
-fn held(key: &[u8], hold: &Hold, number: Number) -> HeldKey {
-    HeldKey {
-        key: key.to_vec(),
-        token: hold.token,
-        mode: hold.mode,
-        number,
-        forced: hold.forced.is_some(),
-        slots: hold.slots.as_slice().to_vec(),
-        entries: 1 + hold.again.len() as u32,
-        asked: hold.asked.is_some(),
     }
 }
 
@@ -380,7 +396,8 @@ fn size_of(info: &KeyInfo) -> usize {
     let holders =
         info.holders.iter().map(|one| FIXED + one.label.len() + one.value.len() + one.slots.len());
     let waiters = info.waiters.iter().map(|one| FIXED + one.label.len());
-    FIXED * (1 + info.delays.len())
+    let end = info.last_end.as_ref().map_or(0, |end| FIXED + end.label.len() + REASON_LEN_MAX);
+    end + FIXED * (1 + info.delays.len())
         + info.key.len()
         + holders.sum::<usize>()
         + waiters.sum::<usize>()

@@ -104,6 +104,24 @@ const REQUIRED: &[&str] = &[
     "set_value: refused number_conflict",
     "ask_yield: changed",
     "ask_yield: refused not_owner",
+    "acquire_several: granted",
+    "acquire_several: queued",
+    "acquire_several: refused held",
+    "acquire_several: refused delayed",
+    "acquire_several: refused already_held",
+    "acquire_several: refused already_queued",
+    "acquire_several: refused mode_mismatch",
+    "acquire_several: refused limit_mismatch",
+    "acquire_several: refused number_conflict",
+    "release_all: released",
+    "release_all: changed",
+    "release_all: refused not_owner",
+    "release_all: refused number_conflict",
+    "seen: a free key that waits for another",
+    "seen: a hand-over of several keys",
+    "seen: two hand-overs of several keys in a step",
+    "seen: the end of a wait for several keys lets others in",
+    "seen: a lowered limit refuses who waits for several keys",
     "seen: asked twice, told once",
     "end_delay: changed",
     "end_delay: refused not_delayed",
@@ -198,6 +216,8 @@ fn compare(state: &State, model: &Model, keys: &[&[u8]]) -> Result<(), TestCaseE
         let expected: Vec<_> = entry.ghosts.iter().map(|one| (one.token, one.delay_ms)).collect();
         prop_assert_eq!(delays, expected);
         prop_assert_eq!(info.limit, entry.limit);
+        let end = info.last_end.map(|end| (end.lease, end.token, end.reason, end.revision));
+        prop_assert_eq!(end.as_ref(), model.ends.get(*key));
     }
     Ok(())
 }

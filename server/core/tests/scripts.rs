@@ -17,12 +17,14 @@
 //! release-own LEASE KEY TOKEN [secret=bad]
 //! close LEASE [secret=bad] | expire LEASE | time-out LEASE NUMBER
 //! acquire-all NAME NUMBER KEY MODE [wait=MS] [value=TEXT] [own=TTL] [delay=MS] [reentrant]
+//! acquire-several NAME NUMBER KEY MODE [KEY MODE]… [the options of acquire-all]
+//! release-all NAME NUMBER ACQUIRE
 //! set-value NAME NUMBER KEY TOKEN TEXT | ask-yield KEY TOKEN [who=TEXT] [why=TEXT] [within=MS]
 //! set-limit KEY LIMIT [who=TEXT] | end-delay KEY TOKEN
 //! convert NAME NUMBER KEY TOKEN MODE
 //! force KEY TOKEN [who=TEXT] [why=TEXT] [now] | end-forced KEY TOKEN
 //! times COUNT LINE                              prints how often each outcome came
-//! get KEY | ls [PREFIX [AFTER [LIMIT]]] | sessions | holds LEASE | result LEASE NUMBER | claim LEASE NUMBER | state
+//! get KEY | ls [PREFIX [AFTER [LIMIT]]] | sessions | holds LEASE | result LEASE NUMBER | claim LEASE NUMBER | why KEY | state
 //! ```
 //!
 //! MODE is `exclusive`, `shared`, `N/LIMIT` for permits, or a number. `TEXT*N` is TEXT repeated, `-` is empty, `0xHH…` are bytes. LEASE is a name or `#ID`.
@@ -147,17 +149,22 @@ impl World {
     }
 
     fn acquire_all(&self, line: &Line<'_>) -> Command {
-        let (mode, limit) = match line.word(4).split_once('/') {
-            Some((permits, limit)) => {
-                (Mode::permits(parse_number(permits) as u32), parse_number(limit) as u32)
-            }
-            None => (mode(line.word(4)), 0),
-        };
-        let want = Want { key: bytes(line.word(3)), mode, limit, reentrant: line.has("reentrant") };
+        let reentrant = line.has("reentrant");
+        let wanted = line.words[3..].iter().filter(|word| **word != "reentrant");
+        let wanted: Vec<_> = wanted.copied().collect();
+        let wants = wanted.chunks(2).map(|want| {
+            let (mode, limit) = match want[1].split_once('/') {
+                Some((permits, limit)) => {
+                    (Mode::permits(parse_number(permits) as u32), parse_number(limit) as u32)
+                }
+                None => (mode(want[1]), 0),
+            };
+            Want { key: bytes(want[0]), mode, limit, reentrant }
+        });
         let own = line.options.get("own");
         Command::AcquireAll {
             caller: self.caller(line),
-            wants: vec![want],
+            wants: wants.collect(),
             own: own.map(|ttl| OwnLease { ttl_ms: parse_number(ttl) as u32, secret: SECRET }),
             value: bytes(line.options.get("value").unwrap_or(&"-")),
             wait_ms: line.option("wait", 0) as u32,
@@ -207,7 +214,10 @@ impl World {
                 token: Token(line.number(4)),
                 mode: mode(line.word(5)),
             },
-            "acquire-all" => self.acquire_all(line),
+            "acquire-all" | "acquire-several" => self.acquire_all(line),
+            "release-all" => {
+                Command::ReleaseAll { caller: self.caller(line), acquire: Number(line.number(3)) }
+            }
             "release-own" => Command::ReleaseOwn {
                 lease: self.lease(line.word(1)),
                 secret: line.secret(),
@@ -313,6 +323,7 @@ impl World {
         let names = &self.names;
         match line.word(0) {
             "get" => print::key(names, &self.state.key_info(&bytes(line.word(1))), out),
+            "why" => print::why(names, &self.state.key_info(&bytes(line.word(1))), out),
             "ls" => {
                 let argument = |index: usize| bytes(line.words.get(index).unwrap_or(&"-"));
                 let limit = line.words.get(3).map_or(10, |text| parse_number(text) as usize);

@@ -16,6 +16,8 @@ mod check;
 mod cover;
 #[path = "search/engine.rs"]
 mod engine;
+#[path = "search/modes/mod.rs"]
+mod modes;
 #[path = "search/moves.rs"]
 mod moves;
 #[path = "model/naive.rs"]

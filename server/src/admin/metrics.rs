@@ -130,6 +130,12 @@ table! {
     "leasehold_waiters", 1.0, "Queued acquires of the core's shards." {
         Waiters,
     }
+    "leasehold_watches", 1.0, "Watches of the core's shards." {
+        Watches,
+    }
+    "leasehold_watch_history_events", 1.0, "Past events that the core's shards keep for watches." {
+        WatchHistory,
+    }
     "leasehold_wal_segments", 1.0, "Segment files of the write-ahead log in use." {
         WalSegments,
     }

@@ -11,15 +11,18 @@ use std::time::Duration;
 
 use leasehold_protocol::conn::{CloseReason, ServerConn, ServerEvent};
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{ClusterId, RequestId};
+use leasehold_protocol::ids::{ClusterId, NodeId, RequestId, ShardId};
 use leasehold_protocol::reply::{ErrorReply, Reply, ServerHello};
 use leasehold_protocol::request::Request;
+use leasehold_protocol::watch::WatchRequest;
 use openraft::AsyncRuntime;
 
 use super::reply::{ReplySink, ReplyTo};
+use super::watching::Watching;
 use crate::admin::Distribution;
 use crate::env::{ByteReader, ByteWriter, Clock, Env, MonoTime, Net};
 use crate::rt::channels::Notify;
+use crate::watch::WatchName;
 
 /// Bytes read at once.
 const READ_LEN: usize = 64 * 1024;
@@ -38,6 +41,13 @@ pub trait Front {
     fn hello(&self) -> Result<ServerHello, ErrorCode>;
     /// Takes a request.
     fn request(&self, request: Request, to: ReplyTo);
+    /// Takes a watch; its name is for `unwatch`. `None`: it was refused.
+    fn watch(&self, _request: WatchRequest, to: ReplyTo) -> Option<WatchName> {
+        to.error(ErrorCode::NOT_READY, NodeId(0));
+        None
+    }
+    /// Ends a watch that was taken, if it did not end by itself.
+    fn unwatch(&self, _shard: ShardId, _name: WatchName) {}
     /// Hears of every answer.
     fn answered(&self, reply: &Reply);
     /// What to measure about a request, if anything.
@@ -58,9 +68,11 @@ pub struct Asked {
 }
 
 /// A connection as its core's other tasks see it.
-struct Connection {
-    front: Rc<dyn Front>,
-    conn: RefCell<ServerConn>,
+pub(super) struct Connection {
+    pub(super) front: Rc<dyn Front>,
+    pub(super) conn: RefCell<ServerConn>,
+    /// Its watches.
+    pub(super) watching: Watching,
     /// Measured requests without an answer; as bounded as the connection's requests.
     asked: RefCell<BTreeMap<u64, Asked>>,
     /// Output, or the end, waits for the writing task.
@@ -102,8 +114,14 @@ impl Connection {
                     if let Some(asked) = self.front.asked(&request) {
                         self.asked.borrow_mut().insert(id.0, asked);
                     }
-                    let sink: Rc<dyn ReplySink> = Rc::clone(self) as _;
-                    self.front.request(request, ReplyTo::new(sink, id.0));
+                    match request {
+                        Request::Watch(request) => self.watch(id.0, request),
+                        Request::Unwatch(request) => self.unwatch(id.0, request),
+                        request => {
+                            let sink: Rc<dyn ReplySink> = Rc::clone(self) as _;
+                            self.front.request(request, ReplyTo::new(sink, id.0));
+                        }
+                    }
                 }
                 Some(ServerEvent::Closed(reason)) => {
                     if matches!(reason, CloseReason::Frame(_)) {
@@ -199,6 +217,7 @@ impl Connections {
         let connection = Rc::new(Connection {
             front,
             conn: RefCell::new(conn),
+            watching: Watching::default(),
             asked: RefCell::default(),
             output: Notify::new(),
             room: Notify::new(),
@@ -218,6 +237,7 @@ impl Connections {
         let reading = E::Rt::spawn(reading);
         let writer = writing.await;
         connection.end();
+        connection.unwatch_all();
         let reader = reading.await.ok().flatten();
         self.live.borrow_mut().remove(&id);
         if let (Some(reader), Some(writer)) = (reader, writer) {

@@ -2,10 +2,12 @@
 //! ids; never Raft.
 
 mod connection;
+mod lanes;
 mod reply;
 mod router;
 mod service;
 mod status;
+mod watching;
 
 pub use connection::{Asked, Connections, Front};
 pub use reply::{ReplySink, ReplyTo, error};

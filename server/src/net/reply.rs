@@ -11,6 +11,13 @@ use leasehold_protocol::reply::{ErrorReply, OutcomeReply, Reply};
 pub trait ReplySink {
     /// Sends `reply` under the request's id. Only `Outcome::Queued` may be followed by another.
     fn reply(&self, id: u64, reply: &Reply);
+
+    /// Sends `reply`, to which another follows, unless those who should take it are too slow:
+    /// then it is dropped, and the answer is false.
+    fn offer(&self, id: u64, reply: &Reply) -> bool {
+        self.reply(id, reply);
+        true
+    }
 }
 
 /// The address of one request's answer.
@@ -29,6 +36,11 @@ impl ReplyTo {
     /// Sends any reply.
     pub fn send(&self, reply: &Reply) {
         self.sink.reply(self.id, reply);
+    }
+
+    /// Sends a reply that is dropped if the client is too slow for it; false if so.
+    pub fn offer(&self, reply: &Reply) -> bool {
+        self.sink.offer(self.id, reply)
     }
 
     /// Sends a command's outcome.

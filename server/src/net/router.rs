@@ -13,18 +13,19 @@ use std::time::Duration;
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{ClusterId, NodeId, ShardId};
-use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::{LeaderHint, OutcomeReply, Reply};
+use leasehold_protocol::reply::{LeaderHint, Reply};
 use leasehold_protocol::request::Request;
 use leasehold_protocol::shard::shard_of;
 
 use openraft::AsyncRuntime;
 
+use super::lanes::Lanes;
 use super::reply::{ReplySink, ReplyTo};
 use crate::env::Env;
 use crate::raft::{Member, PeerInfo, Peers};
 use crate::rt::channels::{OneshotSender, oneshot};
 use crate::shard::{Origin, Shard};
+use crate::watch::WatchName;
 
 /// A peer's message that another core does not answer in this time is given up; Raft sends anew.
 const PEER_HOP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -75,6 +76,13 @@ pub enum Hop {
     },
     /// Who leads the sender's shards, for the hellos of other cores.
     Leaders(Vec<LeaderHint>),
+    /// Ends a watch that the sender's connection does not want any more.
+    Unwatch {
+        /// Its shard.
+        shard: ShardId,
+        /// Its name.
+        name: WatchName,
+    },
 }
 
 /// The lanes to the other cores.
@@ -89,14 +97,14 @@ pub struct Router<E: Env> {
     cores: usize,
     cluster: ClusterId,
     shards_total: u32,
-    shards: BTreeMap<ShardId, Rc<Shard<E>>>,
+    pub(super) shards: BTreeMap<ShardId, Rc<Shard<E>>>,
     peers: Rc<Peers<E>>,
     /// The founding nodes' client addresses, for a core without a shard to ask.
     founders: BTreeMap<NodeId, String>,
-    hops: Rc<dyn Hops>,
-    hopped: RefCell<BTreeMap<u64, ReplyTo>>,
+    pub(super) lanes: Rc<Lanes>,
+    pub(super) hopped: RefCell<BTreeMap<u64, ReplyTo>>,
     hopped_peers: RefCell<BTreeMap<u64, OneshotSender<PeerAnswer>>>,
-    next_hop: Cell<u64>,
+    pub(super) next_hop: Cell<u64>,
     /// Leaders of other cores' shards, as they last told.
     told: RefCell<BTreeMap<ShardId, NodeId>>,
 }
@@ -119,7 +127,7 @@ impl<E: Env> Router<E> {
             shards: shards.into_iter().map(|shard| (shard.id(), shard)).collect(),
             peers,
             founders,
-            hops,
+            lanes: Lanes::new(hops),
             hopped: RefCell::default(),
             hopped_peers: RefCell::default(),
             next_hop: Cell::new(0),
@@ -184,7 +192,7 @@ impl<E: Env> Router<E> {
         let id = self.next_hop.get();
         self.next_hop.set(id + 1);
         let hop = Hop::Request { from: self.core, id, origin, request: Box::new(request) };
-        match self.hops.send(core, hop) {
+        match self.lanes.send(core, hop) {
             Ok(()) => {
                 self.hopped.borrow_mut().insert(id, to);
             }
@@ -209,7 +217,7 @@ impl<E: Env> Router<E> {
         let (sender, answer) = oneshot();
         self.hopped_peers.borrow_mut().insert(id, sender);
         let hop = Hop::Peer { from: self.core, id, peer: Box::new(peer), kind, body };
-        if self.hops.send(core, hop).is_err() {
+        if self.lanes.send(core, hop).is_err() {
             self.hopped_peers.borrow_mut().remove(&id);
             return Err(ErrorCode::BUSY);
         }
@@ -225,17 +233,16 @@ impl<E: Env> Router<E> {
                 let to = self.answer_to(from, id);
                 match *request {
                     Request::Status(request) => self.status(request, to, origin),
+                    Request::Watch(request) => {
+                        self.open_watch(WatchName { core: from, id }, request, to);
+                    }
                     request => self.route(request, to, origin),
                 }
             }
-            Hop::Reply { id, reply } => {
-                let last = !is_queued(&reply);
-                let to = self.hopped.borrow().get(&id).cloned();
-                if last {
-                    self.hopped.borrow_mut().remove(&id);
-                }
-                if let Some(to) = to {
-                    to.send(&reply);
+            Hop::Reply { id, reply } => self.pass_on(id, &reply),
+            Hop::Unwatch { shard, name } => {
+                if let Some(shard) = self.shards.get(&shard) {
+                    shard.unwatch(name);
                 }
             }
             Hop::Peer { from, id, peer, kind, body } => {
@@ -246,10 +253,7 @@ impl<E: Env> Router<E> {
                         Ok(answer) => answer.await,
                         Err(code) => Err(code),
                     };
-                    let reply = Hop::PeerReply { id, answer };
-                    if let Err(reply) = router.hops.send(from, reply) {
-                        send_later::<E>(Rc::clone(&router.hops), from, reply).await;
-                    }
+                    router.lanes.send_in_order::<E>(from, Hop::PeerReply { id, answer });
                 }));
             }
             Hop::PeerReply { id, answer } => {
@@ -266,7 +270,7 @@ impl<E: Env> Router<E> {
 
     /// Where the answer to another core's request goes.
     pub fn answer_to(&self, core: usize, id: u64) -> ReplyTo {
-        let sink = HopSink::<E> { core, hops: Rc::clone(&self.hops), env: PhantomData };
+        let sink = HopSink::<E> { core, lanes: Rc::clone(&self.lanes), env: PhantomData };
         ReplyTo::new(Rc::new(sink), id)
     }
 
@@ -275,7 +279,7 @@ impl<E: Env> Router<E> {
         let leaders = self.own_leaders();
         for core in (0..self.cores).filter(|core| *core != self.core) {
             // A full lane only makes a hint older.
-            let _ = self.hops.send(core, Hop::Leaders(leaders.clone()));
+            let _ = self.lanes.send(core, Hop::Leaders(leaders.clone()));
         }
     }
 
@@ -321,37 +325,29 @@ impl<E: Env> Router<E> {
             Request::Claim(request) => Some(request.shard),
             Request::Backup(request) => Some(request.shard),
             Request::Transfer(request) => Some(request.shard),
-            Request::Hello(_) | Request::Status(_) | Request::Ping => None,
+            Request::Watch(request) => Some(request.shard),
+            Request::Hello(_) | Request::Status(_) | Request::Ping | Request::Unwatch(_) => None,
         }
     }
 }
 
 struct HopSink<E> {
     core: usize,
-    hops: Rc<dyn Hops>,
+    lanes: Rc<Lanes>,
     env: PhantomData<E>,
 }
 
 impl<E: Env> ReplySink for HopSink<E> {
     fn reply(&self, id: u64, reply: &Reply) {
         let hop = Hop::Reply { id, reply: Box::new(reply.clone()) };
-        if let Err(hop) = self.hops.send(self.core, hop) {
-            // The lane is full: this core must not wait, and the answer must not be lost.
-            drop(E::Rt::spawn(send_later::<E>(Rc::clone(&self.hops), self.core, hop)));
+        self.lanes.send_in_order::<E>(self.core, hop);
+    }
+
+    fn offer(&self, id: u64, reply: &Reply) -> bool {
+        let room = self.lanes.has_room(self.core);
+        if room {
+            self.reply(id, reply);
         }
+        room
     }
-}
-
-/// Gives up only when the other core is gone for longer than any request waits.
-async fn send_later<E: Env>(hops: Rc<dyn Hops>, core: usize, mut hop: Hop) {
-    const TRIES_MAX: u32 = 60_000;
-    for _ in 0..TRIES_MAX {
-        let Err(back) = hops.send(core, hop) else { return };
-        hop = back;
-        E::Rt::sleep(Duration::from_millis(1)).await;
-    }
-}
-
-fn is_queued(reply: &Reply) -> bool {
-    matches!(reply, Reply::Outcome(OutcomeReply { outcome: Outcome::Queued { .. }, .. }))
 }

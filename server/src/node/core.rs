@@ -16,6 +16,7 @@ use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{ClusterId, NodeId, ShardId};
 use leasehold_protocol::reply::{NodeAddress, Reply, ServerHello};
 use leasehold_protocol::request::Request;
+use leasehold_protocol::watch::WatchRequest;
 use openraft::AsyncRuntime;
 
 use super::birth::Founding;
@@ -40,6 +41,7 @@ use crate::rt::inbox::{Inbox, Post};
 use crate::rt::net::{TcpNet, adopt};
 use crate::shard::{Beginning, Origin, Shard, ShardCore, run_wheel};
 use crate::wal::{Wal, WalConfig, WalIdentity};
+use crate::watch::WatchName;
 
 type Rt = <Production as Env>::Rt;
 
@@ -368,7 +370,19 @@ impl Front for NodeFront {
         }
     }
 
+    fn watch(&self, request: WatchRequest, to: ReplyTo) -> Option<WatchName> {
+        self.router.watch(request, to)
+    }
+
+    fn unwatch(&self, shard: ShardId, name: WatchName) {
+        self.router.unwatch(shard, name);
+    }
+
     fn asked(&self, request: &Request) -> Option<Asked> {
+        if matches!(request, Request::Watch(_) | Request::Unwatch(_)) {
+            self.metrics.count(Counter::RequestOther);
+            return None;
+        }
         Some(Asked { kind: figures_of(request).1, at: OsClock.now() })
     }
 
@@ -397,7 +411,7 @@ fn figures_of(request: &Request) -> (Counter, Distribution) {
                 (Counter::RequestAcquire, Distribution::TookAcquire)
             }
             Command::Cancel { .. } => (Counter::RequestCancel, Distribution::TookCancel),
-            Command::Release { .. } | Command::ReleaseOwn { .. } => {
+            Command::Release { .. } | Command::ReleaseAll { .. } | Command::ReleaseOwn { .. } => {
                 (Counter::RequestRelease, Distribution::TookRelease)
             }
             Command::Close { .. } => (Counter::RequestClose, Distribution::TookClose),
@@ -430,6 +444,8 @@ impl Running {
         for shard in &self.shards {
             drop(Rt::spawn(Rc::clone(shard).run_proposals()));
             drop(Rt::spawn(Rc::clone(shard).run_deadlines()));
+            drop(Rt::spawn(Rc::clone(shard).run_watches()));
+            drop(Rt::spawn(Rc::clone(shard).run_freshness()));
             drop(Rt::spawn(Rc::clone(shard).run_leadership(beginning)));
         }
         for shard in &self.shards {

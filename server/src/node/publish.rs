@@ -52,6 +52,7 @@ fn publish_shards(
     leaders: &mut Vec<NodeId>,
 ) {
     let (mut leases, mut holds, mut waiters) = (0, 0, 0);
+    let (mut watches, mut history) = (0, 0);
     leaders.resize(shards.len(), NodeId(0));
     for (shard, last_leader) in shards.iter().zip(leaders.iter_mut()) {
         let raft = shard.group().status();
@@ -60,6 +61,8 @@ fn publish_shards(
         leases += state.leases_len();
         holds += shard.holds_len();
         waiters += shard.waiters_len();
+        watches += shard.watches_len();
+        history += shard.history_len().0;
         let report = ShardReport {
             leader,
             leads: leader.is_some() && shard.group().leadership().is_some(),
@@ -80,6 +83,8 @@ fn publish_shards(
     metrics.set(Gauge::Leases, leases as i64);
     metrics.set(Gauge::Holds, holds as i64);
     metrics.set(Gauge::Waiters, waiters as i64);
+    metrics.set(Gauge::Watches, watches as i64);
+    metrics.set(Gauge::WatchHistory, history as i64);
 }
 
 fn publish_wal(metrics: &CoreHandle, wal: &Wal<Production>) {

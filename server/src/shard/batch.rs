@@ -149,7 +149,9 @@ fn size_of_command(command: &Command) -> usize {
             }
             Command::Release { caller: who, key, .. }
             | Command::Convert { caller: who, key, .. } => caller(who.acks.len()) + key.len(),
-            Command::Cancel { caller: who, .. } => caller(who.acks.len()),
+            Command::Cancel { caller: who, .. } | Command::ReleaseAll { caller: who, .. } => {
+                caller(who.acks.len())
+            }
             Command::AcquireAll { caller: who, wants, value, .. } => {
                 let keys: usize = wants.iter().map(|want| size_of::<Want>() + want.key.len()).sum();
                 caller(who.acks.len()) + keys + value.len()

@@ -65,7 +65,7 @@ impl<E: Env> Shard<E> {
         });
     }
 
-    async fn ask(
+    pub(super) async fn ask(
         &self,
         leader: NodeId,
         request: &Request,

@@ -20,6 +20,7 @@ mod quarantine;
 mod read;
 mod renew;
 mod waits;
+mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -46,6 +47,7 @@ use crate::lease::{CoreWheel, LeaseTable, ShardTimers};
 use crate::net::ReplyTo;
 use crate::raft::{Group, Leadership, Peers};
 use crate::rt::channels::Notify;
+use crate::watch::Hub;
 
 /// A request waits at most this long, whatever it asks for.
 pub const TIMEOUT_MS_MAX: u32 = 60_000;
@@ -103,6 +105,11 @@ pub struct Shard<E: Env> {
     leading: Cell<Option<Leadership>>,
     /// Since when a round is under way that asks whether a majority follows.
     probing: Cell<Option<MonoTime>>,
+    hub: RefCell<Hub>,
+    /// Watchers are to be told something.
+    to_tell: Notify,
+    /// Somebody watches again.
+    watched: Notify,
     stopping: Cell<bool>,
     shards_total: u32,
     metrics: CoreHandle,
@@ -121,6 +128,7 @@ impl<E: Env> Shard<E> {
         let ShardCore { shards_total, clock, wheel, metrics } = core;
         let totals = Totals::default();
         totals.recount(&state.borrow());
+        let hub = RefCell::new(Hub::new(&state.borrow(), Self::history_bytes(shards_total)));
         Rc::new(Self {
             id,
             group,
@@ -139,6 +147,9 @@ impl<E: Env> Shard<E> {
             under_way: Rc::new(()),
             leading: Cell::new(None),
             probing: Cell::new(None),
+            hub,
+            to_tell: Notify::new(),
+            watched: Notify::new(),
             stopping: Cell::new(false),
             shards_total,
             metrics,
@@ -178,7 +189,11 @@ impl<E: Env> Shard<E> {
             }
             Request::Transfer(request) => self.transfer(request, to, origin),
             Request::Backup(request) => self.backup(request, to, origin),
-            Request::Hello(_) | Request::Status(_) | Request::Ping => {
+            Request::Hello(_)
+            | Request::Status(_)
+            | Request::Ping
+            | Request::Watch(_)
+            | Request::Unwatch(_) => {
                 to.error(ErrorCode::UNKNOWN_KIND, NodeId(0));
             }
         }
@@ -205,6 +220,9 @@ impl<E: Env> Shard<E> {
         self.totals.follow(events);
         self.waits.borrow_mut().applied(events);
         self.follow_leases(events);
+        if self.hub.borrow_mut().applied(&self.state.borrow(), events) {
+            self.to_tell.notify_one();
+        }
     }
 
     /// A snapshot replaced the state: events were skipped.
@@ -215,6 +233,8 @@ impl<E: Env> Shard<E> {
         if !planted!("snapshot-wakes-nobody") {
             self.waits.borrow_mut().resync();
         }
+        self.hub.borrow_mut().installed(&self.state.borrow());
+        self.to_tell.notify_one();
     }
 
     /// Holds of this shard.

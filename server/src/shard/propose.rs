@@ -11,7 +11,7 @@ use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::request::CommandRequest;
 use leasehold_protocol::shard::{
     check_delay_ms, check_key, check_label, check_limit, check_mode, check_reason, check_shard,
-    check_ttl_ms, check_value, check_want,
+    check_ttl_ms, check_value, check_wants,
 };
 use openraft::AsyncRuntime;
 
@@ -89,12 +89,10 @@ impl<E: Env> Shard<E> {
             Command::AcquireAll { wants, value, own, delay_ms, .. } => {
                 check_value(value)?;
                 check_delay_ms(*delay_ms)?;
-                own.map_or(Ok(0), |own| check_ttl_ms(u64::from(own.ttl_ms)))?;
-                for want in wants {
-                    check_want(want)?;
-                    check_shard(self.id, &want.key, self.shards_total)?;
-                }
-                return Ok(());
+                own.map_or(Ok(()), |own| self.check_ttl(own.ttl_ms))?;
+                check_wants(wants, own.is_some())?;
+                let mut keys = wants.iter().map(|want| &want.key);
+                return keys.try_for_each(|key| check_shard(self.id, key, self.shards_total));
             }
             Command::SetValue { key, value, .. } => {
                 check_value(value)?;
@@ -120,7 +118,9 @@ impl<E: Env> Shard<E> {
                 self.check_ttl(*ttl_ms)?;
                 return check_label(label).map(|_| ());
             }
-            Command::Cancel { .. } | Command::Close { .. } => return Ok(()),
+            Command::Cancel { .. } | Command::ReleaseAll { .. } | Command::Close { .. } => {
+                return Ok(());
+            }
             Command::Begin { .. }
             | Command::BeginRestored { .. }
             | Command::EndQuarantine

@@ -132,8 +132,7 @@ struct Asked<'a> {
 impl<'a> Asked<'a> {
     fn collect(ops: &[&'a Op]) -> Self {
         let mut asked = Self::default();
-        let effective = |op: &&&'a Op| !(op.outcome.is_definite_failure() && op.attempts <= 1);
-        for (index, op) in ops.iter().enumerate().filter(|(_, op)| effective(op)) {
+        for (index, op) in ops.iter().enumerate().filter(|(_, op)| !op.had_no_effect()) {
             match op.kind {
                 // Each copy of an open makes a lease.
                 OpKind::Open { .. } => asked.opens += u64::from(op.attempts.max(1)),

@@ -64,6 +64,13 @@ async fn acquire(order: &Order) -> Result<(Session, Guard), CliError> {
     if let Some(wait_ms) = order.wait_ms {
         request = request.wait(Duration::from_millis(wait_ms));
     }
+    if order.shared {
+        request = request.shared();
+    }
+    if let Some((permits, limit)) = order.permits {
+        request = request.permits(permits, limit);
+    }
+    request = request.lock_delay(Duration::from_millis(order.lock_delay_ms));
     let guard: Result<Guard, AcquireError> = request.acquire().await;
     Ok((session, guard?))
 }

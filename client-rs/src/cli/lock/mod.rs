@@ -48,24 +48,69 @@ const GRACE_MIN: Duration = Duration::from_millis(50);
 pub(super) struct Args {
     /// The key
     key: String,
-    /// Time to live of the lock without a renewal, 1s to 10m
+    #[command(flatten)]
+    term: Term,
+    /// Attached to the hold; whoever reads the key sees it
+    #[arg(long)]
+    value: Option<String>,
+    /// Shares the lock with others who do the same; nobody holds it exclusively meanwhile
+    #[arg(long, conflicts_with = "permits")]
+    shared: bool,
+    /// Takes so many permits of a semaphore; needs --of
+    #[arg(long, value_name = "N", requires = "of")]
+    permits: Option<u32>,
+    /// How many permits the semaphore has, 1 to 1024; all who use it must say the same
+    #[arg(long, value_name = "M", requires = "permits")]
+    of: Option<u32>,
+    /// The command and its arguments, passed on as they are
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// How long a hold is waited for, how long it lasts, how it ends.
+#[derive(clap::Args, Debug)]
+pub(super) struct Term {
+    /// Time to live without a renewal, 1s to 10m
     #[arg(long, value_name = "TIME", default_value = "15s", value_parser = ttl)]
     ttl: Duration,
-    /// Waits at most this long; without it, waits until the lock is free
+    /// Waits at most this long; without it, waits until it is free
     #[arg(long, value_name = "TIME", value_parser = time, conflicts_with = "try_once")]
     wait: Option<Duration>,
     /// Does not wait
     #[arg(long = "try")]
     try_once: bool,
-    /// Attached to the hold; whoever reads the key sees it
-    #[arg(long)]
-    value: Option<String>,
+    /// If it is lost, nobody else gets it for this long, at most 60s
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    lock_delay: Option<Duration>,
     /// How long before the end of validity the command gets TERM; by default a fifth of the TTL
     #[arg(long, value_name = "TIME", value_parser = time)]
     grace: Option<Duration>,
-    /// The command and its arguments, passed on as they are
-    #[arg(last = true, required = true, value_name = "CMD")]
-    command: Vec<OsString>,
+}
+
+impl Term {
+    pub(super) const fn ttl(&self) -> Duration {
+        self.ttl
+    }
+
+    pub(super) fn wait(&self) -> Option<Duration> {
+        if self.try_once { Some(Duration::ZERO) } else { self.wait }
+    }
+
+    pub(super) fn lock_delay(&self) -> Duration {
+        self.lock_delay.unwrap_or_default()
+    }
+}
+
+/// A command that is to run under a hold.
+#[derive(Debug)]
+pub(super) struct Job {
+    pub(super) key: String,
+    pub(super) value: Option<String>,
+    pub(super) shared: bool,
+    /// Permits and the semaphore's limit.
+    pub(super) permits: Option<(u32, u32)>,
+    pub(super) term: Term,
+    pub(super) command: Vec<OsString>,
 }
 
 /// What the keeper must do, its first line of input.
@@ -79,6 +124,10 @@ struct Order {
     ttl_ms: u64,
     /// `None` has no limit, 0 does not wait.
     wait_ms: Option<u64>,
+    shared: bool,
+    /// Permits and the semaphore's limit.
+    permits: Option<(u32, u32)>,
+    lock_delay_ms: u64,
 }
 
 /// What the keeper says, a line each.
@@ -110,26 +159,35 @@ enum Reply {
 }
 
 pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliError> {
-    let grace = args.grace.unwrap_or(args.ttl / 5);
-    if grace < GRACE_MIN || grace > args.ttl / 2 {
+    let Args { key, term, value, shared, permits, of, command } = args;
+    run_job(options, Job { key, value, shared, permits: permits.zip(of), term, command }).await
+}
+
+/// Runs a command under a hold.
+pub(super) async fn run_job(options: &Options, job: Job) -> Result<ExitCode, CliError> {
+    let (ttl, wait) = (job.term.ttl, job.term.wait());
+    let grace = job.term.grace.unwrap_or(ttl / 5);
+    if grace < GRACE_MIN || grace > ttl / 2 {
         return Err(CliError::Usage(format!(
             "--grace is {} ms: it must be at least {} ms and at most half of the TTL, {} ms",
             grace.as_millis(),
             GRACE_MIN.as_millis(),
-            (args.ttl / 2).as_millis()
+            (ttl / 2).as_millis()
         )));
     }
     // Refused here, where the message reaches the caller before anything is started.
     options.config()?;
-    let wait = if args.try_once { Some(Duration::ZERO) } else { args.wait };
     let order = Order {
         endpoints: options.endpoints.clone(),
         timeout_ms: options.timeout.as_millis() as u64,
         label: label(),
-        key: args.key,
-        value: args.value,
-        ttl_ms: args.ttl.as_millis() as u64,
+        key: job.key,
+        value: job.value,
+        ttl_ms: ttl.as_millis() as u64,
         wait_ms: wait.map(|wait| wait.as_millis() as u64),
+        shared: job.shared,
+        permits: job.permits,
+        lock_delay_ms: job.term.lock_delay().as_millis() as u64,
     };
-    supervisor::run(&order, &args.command, grace, options.json).await
+    supervisor::run(&order, &job.command, grace, options.json).await
 }

@@ -12,6 +12,101 @@ pub(super) struct Acquire {
     pub(super) wait_ms: Option<u64>,
     pub(super) value: Option<String>,
     pub(super) ttl_ms: Option<u64>,
+    pub(super) mode: Option<HoldMode>,
+    pub(super) permits: Option<u32>,
+    pub(super) limit: Option<u32>,
+    #[serde(default)]
+    pub(super) reentrant: bool,
+    pub(super) lock_delay_ms: Option<u64>,
+}
+
+/// How a lock is held.
+#[derive(Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum HoldMode {
+    Exclusive,
+    Shared,
+}
+
+impl Acquire {
+    /// Options that contradict each other.
+    fn check(self) -> Result<Self, String> {
+        match (self.permits, self.limit, self.mode) {
+            (Some(_), None, _) => Err("\"permits\" needs \"limit\"".to_owned()),
+            (None, Some(_), _) => Err("\"limit\" needs \"permits\"".to_owned()),
+            (Some(_), _, Some(_)) => Err("\"permits\" and \"mode\" exclude each other".to_owned()),
+            _ => Ok(self),
+        }
+    }
+}
+
+/// `campaign`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Campaign {
+    name: String,
+    value: String,
+    wait_ms: Option<u64>,
+    lock_delay_ms: Option<u64>,
+}
+
+/// `proclaim`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Proclaim {
+    name: String,
+    token: Option<u64>,
+    value: String,
+}
+
+/// `resign`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Resign {
+    name: String,
+    token: Option<u64>,
+}
+
+/// `leader`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Leader {
+    pub(super) name: String,
+}
+
+/// An election is a key: a campaign acquires it.
+impl From<Campaign> for Acquire {
+    fn from(campaign: Campaign) -> Self {
+        Self {
+            key: campaign.name,
+            wait_ms: campaign.wait_ms,
+            value: Some(campaign.value),
+            ttl_ms: None,
+            mode: None,
+            permits: None,
+            limit: None,
+            reentrant: false,
+            lock_delay_ms: campaign.lock_delay_ms,
+        }
+    }
+}
+
+/// `mode`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SetMode {
+    pub(super) key: String,
+    pub(super) token: Option<u64>,
+    pub(super) mode: HoldMode,
+}
+
+/// `set_value`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SetValue {
+    pub(super) key: String,
+    pub(super) token: Option<u64>,
+    pub(super) value: String,
 }
 
 /// `release`, `renew`, `remaining`: something about a hold of this session.
@@ -22,17 +117,35 @@ pub(super) struct OfHold {
     pub(super) token: Option<u64>,
 }
 
-/// `get`.
+/// `get`, `why`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Get {
     pub(super) key: String,
 }
 
-/// `cancel`.
+/// `set_limit`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Cancel {
+pub(super) struct SetLimit {
+    pub(super) key: String,
+    pub(super) limit: u32,
+}
+
+/// `yield`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Yield {
+    pub(super) key: String,
+    pub(super) token: Option<u64>,
+    pub(super) why: String,
+    pub(super) within_ms: u64,
+}
+
+/// `cancel`, `place`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OfAcquire {
     pub(super) target: Value,
 }
 
@@ -42,8 +155,15 @@ pub(super) enum Op {
     Release(OfHold),
     Renew(OfHold),
     Remaining(OfHold),
+    Mode(SetMode),
+    SetValue(SetValue),
+    Leader(Leader),
     Get(Get),
-    Cancel(Cancel),
+    Why(Get),
+    SetLimit(SetLimit),
+    Yield(Yield),
+    Place(OfAcquire),
+    Cancel(OfAcquire),
 }
 
 /// A line that was not understood: the id, if it had one, and why.
@@ -71,11 +191,27 @@ pub(super) fn parse(line: &[u8]) -> Result<(Value, Op), Misread> {
 
 fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
     Ok(match op {
-        "acquire" => Op::Acquire(read(fields)?),
+        "acquire" => Op::Acquire(read::<Acquire>(fields)?.check()?),
         "release" => Op::Release(read(fields)?),
         "renew" => Op::Renew(read(fields)?),
         "remaining" => Op::Remaining(read(fields)?),
+        "mode" => Op::Mode(read(fields)?),
+        "campaign" => Op::Acquire(read::<Campaign>(fields)?.into()),
+        "proclaim" => {
+            let Proclaim { name: key, token, value } = read(fields)?;
+            Op::SetValue(SetValue { key, token, value })
+        }
+        "resign" => {
+            let Resign { name: key, token } = read(fields)?;
+            Op::Release(OfHold { key, token })
+        }
+        "leader" => Op::Leader(read(fields)?),
+        "set_value" => Op::SetValue(read(fields)?),
         "get" => Op::Get(read(fields)?),
+        "why" => Op::Why(read(fields)?),
+        "set_limit" => Op::SetLimit(read(fields)?),
+        "yield" => Op::Yield(read(fields)?),
+        "place" => Op::Place(read(fields)?),
         "cancel" => Op::Cancel(read(fields)?),
         other => return Err(format!("unknown op {other:?}")),
     })
@@ -99,10 +235,15 @@ mod tests {
             wait_ms: Some(0),
             value: Some("v".to_owned()),
             ttl_ms: Some(10_000),
+            mode: None,
+            permits: None,
+            limit: None,
+            reentrant: false,
+            lock_delay_ms: None,
         };
         assert_eq!(parse(line), Ok((json!(1), Op::Acquire(acquire))));
         let line = br#"{"op":"cancel","target":1,"id":"x"}"#;
-        assert_eq!(parse(line), Ok((json!("x"), Op::Cancel(Cancel { target: json!(1) }))));
+        assert_eq!(parse(line), Ok((json!("x"), Op::Cancel(OfAcquire { target: json!(1) }))));
     }
 
     #[test]
@@ -116,6 +257,15 @@ mod tests {
         assert_eq!(unknown.id, json!(4));
         assert!(unknown.why.contains("steal"));
         assert!(why(r#"{"id":4,"op":"acquire","key":"k","waitms":1}"#).why.contains("waitms"));
+        for (options, named) in [
+            (r#""permits":1"#, "limit"),
+            (r#""limit":1"#, "permits"),
+            (r#""permits":1,"limit":2,"mode":"shared""#, "mode"),
+            (r#""mode":"write""#, "write"),
+        ] {
+            let line = format!(r#"{{"id":4,"op":"acquire","key":"k",{options}}}"#);
+            assert!(why(&line).why.contains(named), "{line}");
+        }
         assert!(why(r#"{"id":4,"op":"acquire"}"#).why.contains("key"));
         assert!(why(r#"{"id":4,"op":"acquire","key":"k","wait_ms":-1}"#).why.contains("-1"));
     }

@@ -3,15 +3,19 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leasehold::{Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session};
+use leasehold::{
+    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session, Ticket, Token,
+};
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::super::exit::{CliError, failure_json};
-use super::super::json;
-use super::request::{Acquire, Misread, OfHold, Op, parse};
+use super::super::force_release::present_token;
+use super::super::options::label;
+use super::super::{json, why};
+use super::request::{Acquire, HoldMode, Misread, OfHold, Op, SetMode, SetValue, parse};
 
 /// Longest line of input, in bytes.
 const LINE_LEN_MAX: u64 = 64 * 1024;
@@ -26,13 +30,17 @@ enum Done {
     Granted(Guard),
 }
 
-/// Requests that are open, by their id's text.
-type Open = BTreeMap<String, (Value, AbortHandle, bool)>;
+type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Requests that are open, by their id's text. An acquire has a ticket.
+type Open = BTreeMap<String, (Value, AbortHandle, Option<Ticket>)>;
 
 struct Pipe {
     client: Client,
     session: Session,
-    holds: BTreeMap<String, Guard>,
+    /// By key: the entries of its hold, the newest last. Those of one that was lost stay until the
+    /// key is granted again.
+    holds: BTreeMap<String, Vec<Guard>>,
     tasks: JoinSet<(String, Done)>,
     open: Open,
     out: mpsc::Sender<Value>,
@@ -161,13 +169,26 @@ impl Pipe {
             return self.refuse(&id, &Failure::new(ErrorCode::BUSY, text)).await;
         }
         match op {
-            Op::Acquire(acquire) => self.acquire(id, acquire),
+            Op::Acquire(acquire) => self.acquire(id, acquire).await,
             Op::Release(hold) => self.release(id, &hold).await,
             Op::Renew(hold) => self.renew(id, &hold).await,
             Op::Remaining(hold) => self.remaining(&id, &hold).await,
+            Op::Mode(mode) => self.mode(id, mode).await,
+            Op::SetValue(value) => self.set_value(id, value).await,
+            Op::Leader(leader) => {
+                let election = self.client.election(leader.name);
+                self.spawn(id, None, async move {
+                    match election.leader().await {
+                        Ok(leader) => Done::Reply(
+                            json!({ "ok": true, "leader": leader.as_ref().map(json::leader) }),
+                        ),
+                        Err(error) => Done::Reply(failure_json(error.failure())),
+                    }
+                });
+            }
             Op::Get(get) => {
                 let client = self.client.clone();
-                self.spawn(id, false, async move {
+                self.spawn(id, None, async move {
                     match client.get(get.key).await {
                         Ok(read) => Done::Reply(json::key(&read)),
                         Err(error) => Done::Reply(failure_json(error.failure())),
@@ -175,22 +196,46 @@ impl Pipe {
                 });
             }
             Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
+            Op::Place(place) => self.place(id, &place.target).await,
+            Op::Why(of) => {
+                let client = self.client.clone();
+                self.operate(id, async move { Ok(why::object(&client.get(of.key).await?)) });
+            }
+            Op::Yield(ask) => {
+                let client = self.client.clone();
+                self.operate(id, async move {
+                    let token = match ask.token {
+                        Some(token) => Token(token),
+                        None => present_token(&client.get(ask.key.clone()).await?, "\"token\"")?,
+                    };
+                    let within = Duration::from_millis(ask.within_ms);
+                    client.ask_yield(ask.key, token, &label(), &ask.why, within).await?;
+                    Ok(json!({ "ok": true, "token": token.0 }))
+                });
+            }
+            Op::SetLimit(set) => {
+                let client = self.client.clone();
+                self.operate(id, async move {
+                    client.set_limit(set.key, set.limit, &label()).await?;
+                    Ok(json!({ "ok": true }))
+                });
+            }
         }
     }
 
     fn spawn(
         &mut self,
         id: Value,
-        is_acquire: bool,
+        ticket: Option<Ticket>,
         work: impl Future<Output = Done> + Send + 'static,
     ) {
         let name = id.to_string();
         let tag = name.clone();
         let handle = self.tasks.spawn(async move { (tag, work.await) });
-        self.open.insert(name, (id, handle, is_acquire));
+        self.open.insert(name, (id, handle, ticket));
     }
 
-    fn acquire(&mut self, id: Value, acquire: Acquire) {
+    async fn acquire(&mut self, id: Value, acquire: Acquire) {
         let mut request = self.session.lock(acquire.key);
         if let Some(wait_ms) = acquire.wait_ms {
             request = request.wait(Duration::from_millis(wait_ms));
@@ -201,8 +246,24 @@ impl Pipe {
         if let Some(ttl_ms) = acquire.ttl_ms {
             request = request.own_lease(Duration::from_millis(ttl_ms));
         }
-        self.spawn(id, true, async move {
-            match request.acquire().await {
+        if acquire.mode == Some(HoldMode::Shared) {
+            request = request.shared();
+        }
+        if let (Some(permits), Some(limit)) = (acquire.permits, acquire.limit) {
+            request = request.permits(permits, limit);
+        }
+        if acquire.reentrant {
+            request = request.reentrant();
+        }
+        if let Some(delay_ms) = acquire.lock_delay_ms {
+            request = request.lock_delay(Duration::from_millis(delay_ms));
+        }
+        let acquiring = match request.begin() {
+            Ok(acquiring) => acquiring,
+            Err(error) => return self.refuse(&id, error.failure()).await,
+        };
+        self.spawn(id, Some(acquiring.ticket()), async move {
+            match acquiring.granted().await {
                 Ok(guard) => Done::Granted(guard),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
@@ -211,7 +272,7 @@ impl Pipe {
 
     /// The hold that a request means.
     fn hold(&self, of: &OfHold) -> Result<&Guard, Failure> {
-        let present = self.holds.get(&of.key);
+        let present = self.holds.get(&of.key).and_then(|entries| entries.last());
         let meant = present.filter(|guard| of.token.is_none_or(|token| token == guard.token().0));
         meant.ok_or_else(|| Failure {
             token: present.map_or_else(Default::default, Guard::token),
@@ -223,8 +284,12 @@ impl Pipe {
         if let Err(failure) = self.hold(of) {
             return self.refuse(&id, &failure).await;
         }
-        let guard = self.holds.remove(&of.key).expect("just looked up");
-        self.spawn(id, false, async move {
+        let entries = self.holds.get_mut(&of.key).expect("just looked up");
+        let guard = entries.pop().expect("just looked up");
+        if entries.is_empty() {
+            self.holds.remove(&of.key);
+        }
+        self.spawn(id, None, async move {
             let token = guard.token().0;
             match guard.release().await {
                 Ok(()) => Done::Reply(json!({ "ok": true, "token": token })),
@@ -238,11 +303,51 @@ impl Pipe {
             Ok(guard) => guard.renew(),
             Err(failure) => return self.refuse(&id, &failure).await,
         };
-        self.spawn(id, false, async move {
+        self.spawn(id, None, async move {
             match renewal.await {
                 Ok(left) => {
                     Done::Reply(json!({ "ok": true, "remaining_ms": left.as_millis() as u64 }))
                 }
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    async fn mode(&mut self, id: Value, to: SetMode) {
+        let of = OfHold { key: to.key, token: to.token };
+        let guard = match self.hold(&of) {
+            Ok(guard) => guard,
+            Err(failure) => return self.refuse(&id, &failure).await,
+        };
+        let watch = guard.watch();
+        let changed: BoxFuture<Result<(), ChangeError>> = match to.mode {
+            HoldMode::Shared => Box::pin(guard.downgrade()),
+            HoldMode::Exclusive => {
+                let upgraded = guard.upgrade();
+                Box::pin(async move { upgraded.await.map(drop) })
+            }
+        };
+        self.spawn(id, None, async move {
+            match changed.await {
+                Ok(()) => {
+                    let mut reply = json!({ "ok": true, "token": watch.token().0 });
+                    json::put_mode(&mut reply, watch.mode());
+                    Done::Reply(reply)
+                }
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    async fn set_value(&mut self, id: Value, to: SetValue) {
+        let of = OfHold { key: to.key, token: to.token };
+        let changed = match self.hold(&of) {
+            Ok(guard) => guard.set_value(to.value),
+            Err(failure) => return self.refuse(&id, &failure).await,
+        };
+        self.spawn(id, None, async move {
+            match changed.await {
+                Ok(()) => Done::Reply(json!({ "ok": true })),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
@@ -259,22 +364,46 @@ impl Pipe {
                 };
                 let remaining_ms = guard.remaining().as_millis() as u64;
                 let token = guard.token().0;
-                self.reply(
-                    id,
-                    json!({
-                        "ok": true, "token": token, "state": state, "remaining_ms": remaining_ms,
-                    }),
-                )
-                .await;
+                let mut reply = json!({
+                    "ok": true, "token": token, "state": state, "remaining_ms": remaining_ms,
+                });
+                json::put_mode(&mut reply, guard.mode());
+                self.reply(id, reply).await;
             }
         }
+    }
+
+    /// Tells where an acquire waits.
+    async fn place(&mut self, id: Value, target: &Value) {
+        let open = self.open.get(&target.to_string());
+        let Some(ticket) = open.and_then(|(_, _, ticket)| ticket.clone()) else {
+            return self.refuse(&id, &Failure::of(ErrorCode::NOT_QUEUED)).await;
+        };
+        self.spawn(id, None, async move {
+            match ticket.place().await {
+                Ok(Some(place)) => Done::Reply(json::place(&place)),
+                Ok(None) => Done::Reply(failure_json(&Failure::of(ErrorCode::NOT_QUEUED))),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    /// Runs an operator's request.
+    fn operate(
+        &mut self,
+        id: Value,
+        work: impl Future<Output = Result<Value, CliError>> + Send + 'static,
+    ) {
+        self.spawn(id, None, async move {
+            Done::Reply(work.await.unwrap_or_else(|error| error.to_json()))
+        });
     }
 
     /// Ends the wait of an acquire: its future is dropped, and the library cancels it.
     async fn cancel(&mut self, id: &Value, target: &Value) {
         let name = target.to_string();
         match self.open.get(&name) {
-            Some((_, handle, true)) if !handle.is_finished() => {
+            Some((_, handle, Some(_))) if !handle.is_finished() => {
                 handle.abort();
                 let (target, ..) = self.open.remove(&name).expect("just looked up");
                 self.refuse(&target, &Failure::of(ErrorCode::CANCELLED)).await;
@@ -291,15 +420,22 @@ impl Pipe {
         match done {
             Done::Reply(reply) => self.reply(&id, reply).await,
             Done::Granted(guard) => {
-                let reply = json!({
+                let mut reply = json!({
                     "ok": true,
                     "key": guard.key(),
                     "token": guard.token().0,
+                    "floor": guard.floor().0,
                     "remaining_ms": guard.remaining().as_millis() as u64,
                 });
+                json::put_mode(&mut reply, guard.mode());
                 let key = guard.key().to_owned();
-                tokio::spawn(tell_changes(key.clone(), guard.watch(), self.out.clone()));
-                self.holds.insert(key, guard);
+                let entries = self.holds.entry(key.clone()).or_default();
+                entries.retain(|entry| entry.token() == guard.token());
+                // The first entry is the last to be given back: it tells for all.
+                if entries.is_empty() {
+                    tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
+                }
+                entries.push(guard);
                 self.reply(&id, reply).await;
             }
         }
@@ -322,6 +458,7 @@ impl Pipe {
         self.tasks.shutdown().await;
         let own: Vec<Guard> = std::mem::take(&mut self.holds)
             .into_values()
+            .flatten()
             .filter(|guard| !guard.is_renewed())
             .collect();
         for guard in own {
@@ -334,8 +471,8 @@ impl Pipe {
 
 /// Tells of a hold's changes until it is lost or given back.
 async fn tell_changes(key: String, mut watch: HoldWatch, out: mpsc::Sender<Value>) {
-    let token = watch.token().0;
     while let Some(state) = watch.changed().await {
+        let token = watch.token().0;
         let (event, last) = match state {
             HoldState::AtRisk { cause, remaining } => (
                 json!({

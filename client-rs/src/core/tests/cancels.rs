@@ -50,7 +50,7 @@ fn a_grant_that_beat_the_cancel_is_the_outcome() {
     rig.outcome(&cancel, granted(1, 5, 0));
     let renew = rig.take_renew();
     rig.renewed(&renew, 1);
-    assert_eq!(rig.acquired(op).expect("granted").token, Token(5));
+    assert_eq!(rig.acquired(op).expect("granted").cell.token(), Token(5));
     // The acquire's own reply comes as well, and changes nothing.
     rig.grant(&acquire, 5, 0);
     assert!(rig.events.is_empty());

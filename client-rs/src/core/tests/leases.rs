@@ -17,7 +17,7 @@ fn a_grant_is_as_good_as_its_lease_from_before_the_send_of_the_open() {
     let acquire = rig.take_acquire();
     rig.grant(&acquire, 5, 0);
     let held = rig.acquired(op).expect("granted");
-    assert_eq!(held.token.0, 5);
+    assert_eq!(held.cell.token().0, 5);
     assert_eq!(held.cell.remaining(rig.now), left_after(ms(400)));
     assert_eq!(rig.state(&held), HoldState::Held);
 }

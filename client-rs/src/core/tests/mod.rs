@@ -6,6 +6,7 @@ mod authority;
 mod rig;
 
 mod cancels;
+mod changes;
 mod leases;
 mod retries;
 mod sessions;

@@ -52,7 +52,7 @@ fn a_queued_acquire_is_sent_again_after_its_connection_broke_and_keeps_its_place
     rig.grant(&second, 5, 0);
     let renew = rig.take_renew();
     rig.renewed(&renew, 1);
-    assert_eq!(rig.acquired(op).expect("current").token, Token(5));
+    assert_eq!(rig.acquired(op).expect("current").cell.token(), Token(5));
 }
 
 #[test]

@@ -18,8 +18,8 @@ use leasehold_protocol::reply::{
 use leasehold_protocol::request::{CommandRequest, RenewRequest, Request};
 
 use super::super::{
-    AcquireRequest, ConnId, Core, Event, Held, HoldChange, HoldState, LossCause, OpId, Output,
-    SessionId, Timing, Wait,
+    AcquireRequest, CallId, ConnId, Core, Event, Held, HoldChange, HoldState, LossCause, OpId,
+    Options, Output, SessionId, Timing, Wait, Wish,
 };
 use crate::clock::BootTime;
 use crate::error::Failure;
@@ -60,6 +60,9 @@ impl Sent {
     pub(super) fn caller(&self) -> &Caller {
         match self.command() {
             Command::Acquire { caller, .. }
+            | Command::AcquireAll { caller, .. }
+            | Command::Convert { caller, .. }
+            | Command::SetValue { caller, .. }
             | Command::Cancel { caller, .. }
             | Command::Release { caller, .. } => caller,
             other => panic!("not numbered: {other:?}"),
@@ -250,7 +253,9 @@ impl Rig {
     }
 
     pub(super) fn take_acquire(&mut self) -> Sent {
-        self.take("acquire", |command| matches!(command, Command::Acquire { .. }))
+        self.take("acquire", |command| {
+            matches!(command, Command::Acquire { .. } | Command::AcquireAll { .. })
+        })
     }
 
     pub(super) fn take_cancel(&mut self) -> Sent {
@@ -260,6 +265,12 @@ impl Rig {
     pub(super) fn take_release(&mut self) -> Sent {
         self.take("release", |command| {
             matches!(command, Command::Release { .. } | Command::ReleaseOwn { .. })
+        })
+    }
+
+    pub(super) fn take_change(&mut self) -> Sent {
+        self.take("change", |command| {
+            matches!(command, Command::Convert { .. } | Command::SetValue { .. })
         })
     }
 
@@ -348,6 +359,7 @@ impl Rig {
             slots: Vec::new(),
             entries: 1,
             asked: false,
+            floor: Token(token),
         };
         let reply = HoldsReply {
             revision: Revision(1),
@@ -380,8 +392,19 @@ impl Rig {
         wait: Wait,
         own: Option<(u64, Secret)>,
     ) -> OpId {
+        self.acquire_as(session, key, wait, own, Options::PLAIN)
+    }
+
+    pub(super) fn acquire_as(
+        &mut self,
+        session: SessionId,
+        key: &str,
+        wait: Wait,
+        own: Option<(u64, Secret)>,
+        options: Options,
+    ) -> OpId {
         let (key, value) = (key.as_bytes().to_vec(), b"v".to_vec());
-        let request = AcquireRequest { session, key, value, wait, own };
+        let request = AcquireRequest { session, key, value, wait, own, options };
         let op = self.core.acquire(self.now, request).expect("accepted");
         self.turn();
         op
@@ -420,6 +443,27 @@ impl Rig {
             .position(|event| matches!(event, Event::Acquired { op, .. } if *op == wanted))?;
         match self.events.remove(found) {
             Some(Event::Acquired { result, .. }) => Some(result),
+            _ => None,
+        }
+    }
+
+    /// Starts a change of a hold.
+    pub(super) fn change(&mut self, op: OpId, wish: Wish) -> CallId {
+        let call = self.core.change(self.now, op, wish).expect("accepted");
+        self.turn();
+        call
+    }
+
+    /// Takes the result of a change.
+    pub(super) fn changed(&mut self, call: CallId) -> Result<(), Failure> {
+        self.try_changed(call).unwrap_or_else(|| panic!("no result among {:?}", self.events))
+    }
+
+    pub(super) fn try_changed(&mut self, wanted: CallId) -> Option<Result<(), Failure>> {
+        let fits = |event: &Event| matches!(event, Event::Changed { call, .. } if *call == wanted);
+        let found = self.events.iter().position(fits)?;
+        match self.events.remove(found) {
+            Some(Event::Changed { result, .. }) => Some(result),
             _ => None,
         }
     }
@@ -473,6 +517,16 @@ pub(super) fn frame(id: RequestId, reply: &Reply) -> Vec<u8> {
     let mut bytes = Vec::new();
     reply.encode_frame(id, &mut bytes).expect("it fits");
     bytes
+}
+
+/// The grant of a further entry of a hold: the version stays.
+pub(super) fn entered(token: u64, version: u64) -> Outcome {
+    match granted(1, token, version) {
+        Outcome::Granted(grant) => {
+            Outcome::Granted(Grant { version_after: grant.version_before, ..grant })
+        }
+        other => other,
+    }
 }
 
 pub(super) fn granted(lease: u64, token: u64, before: u64) -> Outcome {

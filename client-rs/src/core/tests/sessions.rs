@@ -6,7 +6,7 @@ use leasehold_protocol::ids::{LeaseId, Revision, Secret, Token};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::request::Request;
 
-use super::super::{Event, HoldChange, HoldState, LossCause, RiskCause, Wait};
+use super::super::{Event, HoldChange, HoldState, LossCause, Options, RiskCause, Wait};
 use super::rig::*;
 
 fn closed() -> Outcome {
@@ -67,8 +67,9 @@ fn a_session_that_was_never_used_closes_without_a_word() {
     rig.turn();
     assert!(rig.sent.is_empty());
     assert!(matches!(rig.events.pop_front(), Some(Event::Closed { result: Ok(()), .. })));
-    let (key, value) = (b"k".to_vec(), Vec::new());
-    let request = super::super::AcquireRequest { session, key, value, wait: Wait::Try, own: None };
+    let (key, value, options) = (b"k".to_vec(), Vec::new(), Options::PLAIN);
+    let request =
+        super::super::AcquireRequest { session, key, value, wait: Wait::Try, own: None, options };
     assert!(rig.core.acquire(rig.now, request).is_err());
 }
 
@@ -227,6 +228,7 @@ fn input_out_of_range_is_refused_before_anything_is_sent() {
             value: vec![0; value],
             wait: Wait::Try,
             own: own.map(|ttl_ms| (ttl_ms, Secret([0; 16]))),
+            options: Options::PLAIN,
         };
         rig.core.acquire(rig.now, request).expect_err("out of range").name()
     };

@@ -2,7 +2,9 @@
 //! loses, breaks and goes silent, with processes that sleep and a cluster that has no quorum.
 //!
 //! Checked at every step: at most one client believes that it holds a key (G1), and whoever
-//! believes it is the holder in the state machine; tokens reported for a key rise (G2). At the end:
+//! believes it is the holder in the state machine, in a mode at least as strong; what holders of
+//! one key believe goes together (readers, permits); no token is below a floor that was reported for
+//! its key before (G2). At the end:
 //! every acquire got one result in time, and nothing is left behind on either side.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,20 +13,24 @@ use std::time::Duration;
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::frame::Decoder;
-use leasehold_protocol::ids::{RequestId, Secret, Token};
-use leasehold_protocol::reply::Reply;
+use leasehold_protocol::ids::{Mode, RequestId, Secret, Token};
+use leasehold_protocol::reply::{Holder, Reply};
 use leasehold_protocol::request::{CommandRequest, Request};
 
 use super::super::rng::Rng;
 use super::super::{
-    AcquireRequest, ConnId, Core, Event, Held, HoldChange, OpId, Output, SessionId, Timing, Wait,
+    AcquireRequest, CallId, ConnId, Core, Event, Held, HoldChange, OpId, Options, Output,
+    SessionId, Timing, Wait, Wish,
 };
 use super::authority::{Authority, error};
 use super::rig::{frame, ms, requests, wire_decoder};
 use crate::clock::BootTime;
+use crate::error::Failure;
 
 const CLIENTS: usize = 4;
-const KEYS: u64 = 3;
+/// Locks, and after them one semaphore.
+const LOCKS: u64 = 3;
+const PERMITS: u32 = 3;
 const TTL_MS: u64 = 3_000;
 
 /// What happened how often; a run that never met its subject proves nothing.
@@ -46,6 +52,14 @@ struct Seen {
     resyncs: u64,
     own: u64,
     renewed: u64,
+    shared: u64,
+    permits: u64,
+    entered: u64,
+    delayed: u64,
+    downgraded: u64,
+    upgraded: u64,
+    upgrade_refused: u64,
+    revalued: u64,
 }
 
 enum Step {
@@ -61,6 +75,7 @@ enum Step {
 
 struct Asked {
     key: u64,
+    options: Options,
     due: BootTime,
     waits: bool,
 }
@@ -70,6 +85,7 @@ struct Client {
     session: Option<SessionId>,
     asked: BTreeMap<OpId, Asked>,
     holds: BTreeMap<OpId, (u64, Held)>,
+    changes: BTreeMap<CallId, Wish>,
     /// Abandoned or given back: what is heard of them in the same moment is not asked for.
     gone: BTreeSet<OpId>,
     asleep_until: BootTime,
@@ -96,8 +112,17 @@ struct Sim {
     last: BTreeMap<(usize, ConnId, bool), BootTime>,
     quorum: bool,
     calm: bool,
-    tokens: BTreeMap<u64, Token>,
+    /// The highest floor reported for each key.
+    floors: BTreeMap<u64, Token>,
     seen: Seen,
+}
+
+fn key_name(key: u64) -> String {
+    format!("k{key}")
+}
+
+fn label(client: usize) -> String {
+    format!("sim {client}")
 }
 
 fn line_key(client: usize, conn: ConnId) -> u64 {
@@ -113,6 +138,7 @@ impl Sim {
             session: None,
             asked: BTreeMap::new(),
             holds: BTreeMap::new(),
+            changes: BTreeMap::new(),
             gone: BTreeSet::new(),
             asleep_until: BootTime(0),
             wakes_at: BootTime::NEVER,
@@ -129,7 +155,7 @@ impl Sim {
             last: BTreeMap::new(),
             quorum: true,
             calm: false,
-            tokens: BTreeMap::new(),
+            floors: BTreeMap::new(),
             seen: Seen::default(),
         };
         for client in 0..CLIENTS {
@@ -228,19 +254,28 @@ impl Sim {
                 );
                 match result {
                     Ok(held) => {
-                        let last = self.tokens.insert(asked.key, held.token);
-                        assert!(last.is_none_or(|last| last < held.token), "tokens rise (G2)");
+                        let options = asked.options;
+                        self.raise_floor(asked.key, &held);
+                        let mine = |(key, of): &(u64, Held)| {
+                            *key == asked.key && of.cell.token() == held.cell.token()
+                        };
+                        let entered = self.clients[client].holds.values().any(mine);
+                        self.seen.entered += u64::from(entered);
+                        self.seen.shared += u64::from(options.mode == Mode::SHARED);
+                        self.seen.permits += u64::from(options.limit > 0);
                         self.seen.grants += 1;
                         self.seen.waits_granted += u64::from(asked.waits);
                         self.clients[client].holds.insert(op, (asked.key, held));
                     }
                     Err(failure) => match failure.code {
                         ErrorCode::HELD => self.seen.refused += 1,
+                        ErrorCode::DELAYED => self.seen.delayed += 1,
                         ErrorCode::TIMED_OUT => self.seen.timed_out += 1,
                         ErrorCode::LEASE_LOST => self.seen.lease_lost += 1,
                         ErrorCode::DEADLINE => self.seen.unknown += 1,
                         ErrorCode::ALREADY_HELD
                         | ErrorCode::ALREADY_QUEUED
+                        | ErrorCode::HOLD_FORCED
                         | ErrorCode::BUSY
                         | ErrorCode::UNREACHABLE
                         | ErrorCode::NO_QUORUM => {}
@@ -253,28 +288,82 @@ impl Sim {
                 assert!(lost.is_some(), "a hold is lost once");
                 self.seen.lost += 1;
             }
+            Event::Changed { call, result } => self.hear_change(client, call, &result),
             _ => {}
         }
     }
 
+    fn hear_change(&mut self, client: usize, call: CallId, result: &Result<(), Failure>) {
+        let wish = self.clients[client].changes.remove(&call).expect("asked for once");
+        match (wish, result) {
+            (Wish::Mode(Mode::SHARED), Ok(())) => self.seen.downgraded += 1,
+            (Wish::Mode(_), Ok(())) => self.seen.upgraded += 1,
+            (Wish::Value(_), Ok(())) => self.seen.revalued += 1,
+            (_, Err(failure)) => match failure.code {
+                ErrorCode::UPGRADE_CONFLICT => self.seen.upgrade_refused += 1,
+                ErrorCode::DEADLINE
+                | ErrorCode::LEASE_LOST
+                | ErrorCode::LEASE_DEAD
+                | ErrorCode::NOT_OWNER
+                | ErrorCode::UNREACHABLE
+                | ErrorCode::NO_QUORUM
+                | ErrorCode::BUSY
+                | ErrorCode::DELAYED
+                | ErrorCode::HOLD_FORCED
+                | ErrorCode::HOLD_REENTERED
+                | ErrorCode::MODE_MISMATCH => {}
+                other => panic!("a change failed with {other}"),
+            },
+        }
+        let holds: Vec<_> = self.clients[client].holds.values().cloned().collect();
+        for (key, held) in holds {
+            if !held.cell.remaining(self.now).is_zero() {
+                self.raise_floor(key, &held);
+            }
+        }
+    }
+
+    /// What a guarded resource does when it sees a hold used.
+    fn raise_floor(&mut self, key: u64, held: &Held) {
+        let floor = self.floors.entry(key).or_default();
+        // A semaphore is fenced slot by slot, which is not followed here.
+        assert!(key >= LOCKS || *floor <= held.cell.token(), "tokens keep above floors (G2)");
+        *floor = (*floor).max(held.cell.floor());
+    }
+
     /// G1, and that nobody believes what the state machine does not know.
     fn check(&self) {
-        let mut believers: BTreeMap<u64, usize> = BTreeMap::new();
+        let mut believers: BTreeMap<u64, BTreeMap<usize, Mode>> = BTreeMap::new();
         for (index, client) in self.clients.iter().enumerate() {
             for (key, held) in client.holds.values() {
                 if held.cell.remaining(self.now).is_zero() {
                     continue;
                 }
-                let former = believers.insert(*key, index);
-                assert!(former.is_none(), "two clients believe that they hold k{key} (G1)");
-                let info = self.authority.state.key_info(format!("k{key}").as_bytes());
+                let (token, mode) = (held.cell.token(), held.cell.mode());
+                let believed = believers.entry(*key).or_default().entry(index).or_insert(mode);
+                if mode == Mode::EXCLUSIVE {
+                    *believed = mode;
+                }
+                let info = self.authority.state.key_info(key_name(*key).as_bytes());
+                // An upgrade whose answer has not come holds more than is believed.
+                let holds = |holder: &Holder| {
+                    let upgraded = holder.label == label(index) && holder.token > token;
+                    holder.token == token && (holder.mode == mode || mode == Mode::SHARED)
+                        || upgraded && holder.mode == Mode::EXCLUSIVE && mode == Mode::SHARED
+                };
                 assert!(
-                    info.holders.iter().any(|holder| holder.token == held.token),
-                    "client {index} believes in token {} of k{key}; the state has {:?}",
-                    held.token,
+                    info.holders.iter().any(holds),
+                    "client {index} believes in {mode:?} under {token} of k{key}; the state has {:?}",
                     info.holders
                 );
             }
+        }
+        for (key, modes) in believers {
+            let alone = modes.len() == 1;
+            let shared = modes.values().all(|mode| *mode == Mode::SHARED);
+            let permits = modes.values().map(|mode| mode.permit_count());
+            let fit = permits.sum::<Option<u32>>().is_some_and(|sum| sum <= PERMITS);
+            assert!(alone || shared || fit, "these do not go together on k{key}: {modes:?} (G1)");
         }
     }
 
@@ -397,8 +486,9 @@ impl Sim {
         }
         let now = self.now;
         match self.rng.below(100) {
-            0..=59 => self.ask(client),
-            60..=84 => {
+            0..=53 => self.ask(client),
+            75..=85 => self.change(client),
+            54..=74 => {
                 let held = self.clients[client].holds.keys().next().copied();
                 if let Some(op) = held {
                     let awaited = self.chance(50);
@@ -410,7 +500,7 @@ impl Sim {
                     });
                 }
             }
-            85..=91 => {
+            86..=90 => {
                 let asked = self.clients[client].asked.keys().next().copied();
                 if let Some(op) = asked {
                     self.clients[client].asked.remove(&op);
@@ -419,14 +509,14 @@ impl Sim {
                     self.after(client, |core| core.abandon(now, op));
                 }
             }
-            92..=93 => {
+            91 => {
                 if let Some(session) = self.clients[client].session.take() {
                     self.seen.closes += 1;
                     self.after(client, |core| core.close_session(now, session));
                 }
             }
-            94..=95 => self.force(),
-            96..=99 => {
+            92..=94 => self.force(),
+            95..=99 => {
                 let held = self.clients[client].holds.keys().next().copied();
                 if let Some(op) = held {
                     // It may have been lost by the clock in this very moment.
@@ -448,9 +538,10 @@ impl Sim {
         let mine = &mut self.clients[client];
         let session = *mine.session.get_or_insert_with(|| {
             let secret = Secret([client as u8; 16]);
-            mine.core.open_session(now, TTL_MS, "sim".to_owned(), secret).expect("in range")
+            mine.core.open_session(now, TTL_MS, label(client), secret).expect("in range")
         });
-        let key = self.rng.below(KEYS);
+        let key = self.rng.below(LOCKS + 1);
+        let options = self.options(key);
         let wait = match self.rng.below(3) {
             0 => Wait::Try,
             1 => Wait::For(ms(self.rng.below(3_000))),
@@ -460,23 +551,60 @@ impl Sim {
             Wait::For(wait) => now.after(wait).after(ms(4_000)),
             _ => now.after(ms(4_000)),
         };
-        let own = self.chance(15).then(|| (TTL_MS, Secret([100 + client as u8; 16])));
+        let own = (!options.reentrant && self.chance(15))
+            .then(|| (TTL_MS, Secret([100 + client as u8; 16])));
         self.seen.own += u64::from(own.is_some());
         let request = AcquireRequest {
             session,
-            key: format!("k{key}").into_bytes(),
+            key: key_name(key).into_bytes(),
             value: Vec::new(),
             wait,
             own,
+            options,
         };
         let op = self.clients[client].core.acquire(now, request).expect("accepted");
-        self.clients[client].asked.insert(op, Asked { key, due, waits: wait != Wait::Try });
+        self.clients[client]
+            .asked
+            .insert(op, Asked { key, options, due, waits: wait != Wait::Try });
+        self.after(client, |_| {});
+    }
+
+    fn options(&mut self, key: u64) -> Options {
+        if key == LOCKS {
+            let mode = Mode::permits(1 + self.rng.below(2) as u32);
+            return Options { mode, limit: PERMITS, ..Options::PLAIN };
+        }
+        Options {
+            mode: if self.chance(40) { Mode::SHARED } else { Mode::EXCLUSIVE },
+            limit: 0,
+            reentrant: self.chance(30),
+            delay_ms: if self.chance(20) { 300 } else { 0 },
+        }
+    }
+
+    /// A holder changes the mode or the value of what it has.
+    fn change(&mut self, client: usize) {
+        let held: Vec<OpId> = self.clients[client].holds.keys().copied().collect();
+        if held.is_empty() {
+            return;
+        }
+        let op = held[self.rng.below(held.len() as u64) as usize];
+        let wish = match self.rng.below(5) {
+            0..=1 => Wish::Mode(Mode::SHARED),
+            2..=3 => Wish::Mode(Mode::EXCLUSIVE),
+            _ => Wish::Value(vec![7]),
+        };
+        let now = self.now;
+        // An own lease's hold cannot be changed, and the clock may have ended it.
+        if let Ok(call) = self.clients[client].core.change(now, op, wish.clone()) {
+            self.clients[client].changes.insert(call, wish);
+        }
         self.after(client, |_| {});
     }
 
     /// An operator ends a hold, the careful way.
     fn force(&mut self) {
-        let key = format!("k{}", self.rng.below(KEYS)).into_bytes();
+        let key = key_name(self.rng.below(LOCKS + 1)).into_bytes();
         let Some(holder) = self.authority.state.key_info(&key).holders.first().cloned() else {
             return;
         };
@@ -573,6 +701,14 @@ impl Seen {
         self.resyncs += other.resyncs;
         self.own += other.own;
         self.renewed += other.renewed;
+        self.shared += other.shared;
+        self.permits += other.permits;
+        self.entered += other.entered;
+        self.delayed += other.delayed;
+        self.downgraded += other.downgraded;
+        self.upgraded += other.upgraded;
+        self.upgrade_refused += other.upgrade_refused;
+        self.revalued += other.revalued;
     }
 
     fn demand(&self) {
@@ -593,6 +729,14 @@ impl Seen {
             self.resyncs,
             self.own,
             self.renewed,
+            self.shared,
+            self.permits,
+            self.entered,
+            self.delayed,
+            self.downgraded,
+            self.upgraded,
+            self.upgrade_refused,
+            self.revalued,
         ];
         assert!(must.iter().all(|count| *count > 0), "each must have happened: {self:?}");
     }

@@ -7,13 +7,13 @@ use core::cmp::Ordering;
 
 use leasehold_protocol::codec;
 use leasehold_protocol::ids::LeaseId;
-use leasehold_protocol::limits::LEASES_MAX;
+use leasehold_protocol::limits::{LAST_ENDS_MAX, LEASES_MAX};
 use leasehold_protocol::planted;
 
 use super::former;
 use super::item::{
-    GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem, QuarantineItem, RecordItem,
-    WaiterItem,
+    GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LastEndItem, LeaseItem, QuarantineItem,
+    RecordItem, WaiterItem,
 };
 use super::{
     BLOCK_HEADER_LEN, BLOCK_LEN_MAX, FORMER_VERSION, MAGIC, PRELUDE_LEN, SNAPSHOT_VERSION,
@@ -24,7 +24,7 @@ use crate::digest;
 use crate::invariants::Checker;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::{CLAIMS_MAX, State};
-use crate::table::{Asked, Claim, Forced, Ghost, Hold, KeyState, Lease, Waiter};
+use crate::table::{self, Asked, Claim, ClaimId, Forced, Ghost, Hold, KeyState, Lease, Waiter};
 
 /// Why bytes are not a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -285,6 +285,7 @@ impl Decoder {
             (build, Item::Ghost(item)) => build.ghost(&item),
             (build, Item::Hold(item)) => build.hold(item),
             (build, Item::Waiter(item)) => build.waiter(&item),
+            (build, Item::LastEnd(item)) => build.last_end(item),
             (build, Item::Quarantine(item)) => build.quarantine(item),
             (_, Item::Header(_) | Item::End(_)) => unreachable!("handled above"),
         }
@@ -378,6 +379,27 @@ impl Build {
         }
     }
 
+    fn last_end(&mut self, item: LastEndItem) -> Result<(), &'static str> {
+        if self.state.ends.len() >= LAST_ENDS_MAX {
+            return Err("too many last ends");
+        }
+        let last = self.state.ends_in_order.last().map(|(place, _)| *place);
+        if last.is_some_and(|last| last >= (item.revision, item.token.0)) {
+            return Err("a last end out of order");
+        }
+        let key = self.state.shared_key(KeyRef::new(&item.key));
+        let end = table::End {
+            lease: item.lease,
+            label: Blob::new(&item.label),
+            token: item.token,
+            mode: item.mode,
+            reason: item.reason,
+            revision: item.revision,
+            at_ms: item.at_ms,
+        };
+        if self.state.put_end(&key, end) { Ok(()) } else { Err("a last end comes twice") }
+    }
+
     /// The entry of the key that holds and waiters come for, with room for so many more.
     fn claimed(&mut self, key: &[u8], more: usize) -> Result<(Key, &mut KeyState), &'static str> {
         if self.state.claims + more > CLAIMS_MAX {
@@ -405,11 +427,11 @@ impl Build {
         Ok((key, entry))
     }
 
-    fn claim(&mut self, lease: LeaseId, number: u64, claim: Claim) -> Result<(), &'static str> {
+    fn claim(&mut self, lease: LeaseId, id: ClaimId, claim: Claim) -> Result<(), &'static str> {
         let lease = self.state.leases.lease_mut(lease).ok_or("a claim of a dead lease")?;
         lease.waits += usize::from(matches!(claim, Claim::Wait(_)));
         lease.again += usize::from(matches!(claim, Claim::Again(_)));
-        match lease.claims.insert(number, claim) {
+        match lease.claims.insert(id, claim) {
             None => Ok(()),
             Some(_) => Err("two claims under one number"),
         }
@@ -425,6 +447,7 @@ impl Build {
             token: item.token,
             mode: item.mode,
             number: item.number,
+            part: item.part,
             value: Blob::new(&item.value),
             since_ms: item.since_ms,
             forced,
@@ -450,9 +473,9 @@ impl Build {
             self.state.forced.insert(item.token.0, (key.clone(), item.lease));
         }
         for number in &item.again {
-            self.claim(item.lease, *number, Claim::Again(key.clone()))?;
+            self.claim(item.lease, (*number, 0), Claim::Again(key.clone()))?;
         }
-        self.claim(item.lease, item.number.0, Claim::Hold(key))
+        self.claim(item.lease, (item.number.0, item.part), Claim::Hold(key))
     }
 
     fn waiter(&mut self, item: &WaiterItem) -> Result<(), &'static str> {
@@ -464,6 +487,8 @@ impl Build {
         let waiter = Waiter {
             lease: item.lease,
             number: item.number,
+            part: item.part,
+            parts: item.parts,
             mode: item.mode,
             own: item.own,
             value: Blob::new(&item.value),
@@ -475,6 +500,6 @@ impl Build {
             return Err("a lease waits twice for a key");
         }
         self.state.own_waiters += usize::from(own);
-        self.claim(item.lease, item.number.0, Claim::Wait(key))
+        self.claim(item.lease, (item.number.0, item.part), Claim::Wait(key))
     }
 }

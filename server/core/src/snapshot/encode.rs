@@ -12,15 +12,15 @@ use leasehold_protocol::ids::{LeaseId, Number, Secret};
 use leasehold_protocol::planted;
 
 use super::item::{
-    AskedItem, End, ForcedItem, GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LeaseItem,
-    QuarantineItem, RecordItem, WaiterItem,
+    AskedItem, End, ForcedItem, GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LastEndItem,
+    LeaseItem, QuarantineItem, RecordItem, WaiterItem,
 };
 use super::{BLOCK_HEADER_LEN, CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
 use crate::blob::Key;
-use crate::cow::IntoIter;
+use crate::cow::{IntoIter, Map};
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
-use crate::table::{Ghost, Hold, KeyState, Lease, Waiter};
+use crate::table::{self, Ghost, Hold, KeyState, Lease, Waiter};
 
 /// Yields a snapshot in chunks of at most `CHUNK_LEN` and one item. Chunk borders mean nothing to
 /// the decoder.
@@ -33,6 +33,8 @@ pub struct Encoder {
     memory: Option<MemoryLeft>,
     keys: IntoIter<Key, Rc<KeyState>>,
     key: Option<KeyLeft>,
+    ends: IntoIter<(u64, u64), Key>,
+    end_of: Map<Key, Rc<table::End>>,
     ended: bool,
     checksum: u32,
     items: u64,
@@ -75,6 +77,8 @@ impl Encoder {
             memory: None,
             keys: state.keys.clone().into_iter(),
             key: None,
+            ends: state.ends_in_order.clone().into_iter(),
+            end_of: state.ends.clone(),
             ended: false,
             checksum: 0,
             items: 0,
@@ -122,6 +126,10 @@ impl Encoder {
             let ghosts = entry.ghosts.clone().into_iter();
             let own = key_item(&key, &entry);
             self.key = Some(KeyLeft { key, own, ghosts, holds, queue });
+        }
+        if let Some((_, key)) = self.ends.next() {
+            let end = self.end_of.get(&key).expect("both tables have it");
+            return Some(last_end_item(&key, end));
         }
         if self.ended {
             return None;
@@ -247,6 +255,19 @@ fn key_item(key: &Key, entry: &KeyState) -> Option<KeyItem> {
     has_own.then(|| KeyItem { key: key.to_vec(), floor: entry.floor, limit: entry.limit })
 }
 
+fn last_end_item(key: &Key, end: &table::End) -> Item {
+    Item::LastEnd(LastEndItem {
+        key: key.to_vec(),
+        lease: end.lease,
+        label: end.label.as_slice().to_vec(),
+        token: end.token,
+        mode: end.mode,
+        reason: end.reason.clone(),
+        revision: end.revision,
+        at_ms: end.at_ms,
+    })
+}
+
 fn ghost_item(key: &Key, token: u64, ghost: &Ghost) -> Item {
     Item::Ghost(GhostItem {
         key: key.to_vec(),
@@ -278,6 +299,7 @@ fn hold_item(key: &Key, lease: LeaseId, hold: &Hold) -> Item {
             why: asked.why.as_slice().to_vec(),
             within_ms: asked.within_ms,
         }),
+        part: hold.part,
     })
 }
 
@@ -292,5 +314,7 @@ fn waiter_item(key: &Key, place: u64, waiter: &Waiter) -> Item {
         value: waiter.value.as_slice().to_vec(),
         wait_ms: waiter.wait_ms,
         delay_ms: waiter.delay_ms,
+        part: waiter.part,
+        parts: waiter.parts,
     })
 }

@@ -1,21 +1,20 @@
-//! The items of format version 1, as they were: read, never written.
+//! The items of format version 2, as they were: read, never written.
 //!
-//! What that version did not know yet (shared holds, semaphores and all that came with them) is
-//! filled in with what it meant.
+//! What that version did not know yet (acquires of several keys) is filled in with what it meant.
 
 use alloc::vec::Vec;
 
 use leasehold_protocol::codec::{self, NotAnArchive};
 use leasehold_protocol::command::OwnLease;
-use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Revision, Token};
-use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::ids::{LeaseId, Mode, Number, Token};
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::item::WaiterItem;
-use super::item::{End, ForcedItem, Header, HoldItem, Item, ItemKind, LeaseItem, RecordItem};
+use super::item::{
+    AskedItem, End, ForcedItem, GhostItem, Header, HoldItem, Item, KeyItem, LeaseItem, RecordItem,
+    WaiterItem,
+};
 
-/// Reads an item of version 1.
+/// Reads an item of version 2.
 pub(super) fn decode(archive: &[u8]) -> Result<Item, NotAnArchive> {
     codec::decode::<FormerItem>(archive).map(Item::from)
 }
@@ -24,52 +23,12 @@ pub(super) fn decode(archive: &[u8]) -> Result<Item, NotAnArchive> {
 pub(super) enum FormerItem {
     Header(Header),
     Lease(LeaseItem),
-    Record(FormerRecord),
+    Record(RecordItem),
+    Key(KeyItem),
+    Ghost(GhostItem),
     Hold(FormerHold),
     Waiter(FormerWaiter),
     End(End),
-}
-
-#[derive(Archive, Serialize, Deserialize)]
-pub(super) struct FormerRecord {
-    pub(super) lease: LeaseId,
-    pub(super) number: Number,
-    pub(super) late: bool,
-    pub(super) kind: FormerKind,
-    pub(super) print: u64,
-    pub(super) keep: bool,
-    pub(super) outcome: Option<FormerOutcome>,
-}
-
-#[derive(Archive, Serialize, Deserialize, Clone, Copy)]
-pub(super) enum FormerKind {
-    Acquire,
-    Forestalled,
-    Cancel,
-    Release,
-}
-
-#[derive(Archive, Serialize, Deserialize, Clone, Copy)]
-pub(super) enum FormerOutcome {
-    Opened { lease: LeaseId, revision: Revision },
-    Granted(FormerGrant),
-    Queued { position: u32, revision: Revision },
-    Cancelled { revision: Revision },
-    TimedOut { revision: Revision },
-    Released { token: Token, revision: Revision },
-    Closed { revision: Revision },
-    Forced { token: Token, passed_on: bool, revision: Revision },
-    Begun { revision: Revision },
-    Refused { code: ErrorCode, token: Token, revision: Revision },
-}
-
-#[derive(Archive, Serialize, Deserialize, Clone, Copy)]
-pub(super) struct FormerGrant {
-    pub(super) lease: LeaseId,
-    pub(super) token: Token,
-    pub(super) revision: Revision,
-    pub(super) version_before: HoldSetVersion,
-    pub(super) version_after: HoldSetVersion,
 }
 
 #[derive(Archive, Serialize, Deserialize)]
@@ -82,6 +41,10 @@ pub(super) struct FormerHold {
     pub(super) value: Vec<u8>,
     pub(super) since_ms: u64,
     pub(super) forced: Option<ForcedItem>,
+    pub(super) slots: Vec<u8>,
+    pub(super) delay_ms: u32,
+    pub(super) again: Vec<u64>,
+    pub(super) asked: Option<AskedItem>,
 }
 
 #[derive(Archive, Serialize, Deserialize)]
@@ -94,6 +57,7 @@ pub(super) struct FormerWaiter {
     pub(super) own: Option<OwnLease>,
     pub(super) value: Vec<u8>,
     pub(super) wait_ms: u32,
+    pub(super) delay_ms: u32,
 }
 
 impl From<FormerItem> for Item {
@@ -101,57 +65,12 @@ impl From<FormerItem> for Item {
         match item {
             FormerItem::Header(item) => Self::Header(item),
             FormerItem::Lease(item) => Self::Lease(item),
-            FormerItem::Record(item) => Self::Record(item.into()),
+            FormerItem::Record(item) => Self::Record(item),
+            FormerItem::Key(item) => Self::Key(item),
+            FormerItem::Ghost(item) => Self::Ghost(item),
             FormerItem::Hold(item) => Self::Hold(item.into()),
             FormerItem::Waiter(item) => Self::Waiter(item.into()),
             FormerItem::End(item) => Self::End(item),
-        }
-    }
-}
-
-impl From<FormerRecord> for RecordItem {
-    fn from(item: FormerRecord) -> Self {
-        Self {
-            lease: item.lease,
-            number: item.number,
-            late: item.late,
-            kind: match item.kind {
-                FormerKind::Acquire => ItemKind::Acquire,
-                FormerKind::Forestalled => ItemKind::Forestalled,
-                FormerKind::Cancel => ItemKind::Cancel,
-                FormerKind::Release => ItemKind::Release,
-            },
-            print: item.print,
-            keep: item.keep,
-            outcome: item.outcome.map(Outcome::from),
-        }
-    }
-}
-
-impl From<FormerOutcome> for Outcome {
-    fn from(outcome: FormerOutcome) -> Self {
-        match outcome {
-            FormerOutcome::Opened { lease, revision } => Self::Opened { lease, revision },
-            FormerOutcome::Granted(grant) => Self::Granted(Grant {
-                lease: grant.lease,
-                token: grant.token,
-                revision: grant.revision,
-                version_before: grant.version_before,
-                version_after: grant.version_after,
-                floor: grant.token,
-            }),
-            FormerOutcome::Queued { position, revision } => Self::Queued { position, revision },
-            FormerOutcome::Cancelled { revision } => Self::Cancelled { revision },
-            FormerOutcome::TimedOut { revision } => Self::TimedOut { revision },
-            FormerOutcome::Released { token, revision } => Self::Released { token, revision },
-            FormerOutcome::Closed { revision } => Self::Closed { revision },
-            FormerOutcome::Forced { token, passed_on, revision } => {
-                Self::Forced { token, passed_on, revision }
-            }
-            FormerOutcome::Begun { revision } => Self::Begun { revision },
-            FormerOutcome::Refused { code, token, revision } => {
-                Self::Refused { code, token, revision }
-            }
         }
     }
 }
@@ -167,10 +86,11 @@ impl From<FormerHold> for HoldItem {
             value: item.value,
             since_ms: item.since_ms,
             forced: item.forced,
-            slots: Vec::new(),
-            delay_ms: 0,
-            again: Vec::new(),
-            asked: None,
+            slots: item.slots,
+            delay_ms: item.delay_ms,
+            again: item.again,
+            asked: item.asked,
+            part: 0,
         }
     }
 }
@@ -186,7 +106,9 @@ impl From<FormerWaiter> for WaiterItem {
             own: item.own,
             value: item.value,
             wait_ms: item.wait_ms,
-            delay_ms: 0,
+            delay_ms: item.delay_ms,
+            part: 0,
+            parts: 1,
         }
     }
 }

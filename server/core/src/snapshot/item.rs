@@ -3,12 +3,14 @@
 use alloc::vec::Vec;
 
 use leasehold_protocol::command::OwnLease;
+use leasehold_protocol::event::EndReason;
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, ShardId, Token};
 use leasehold_protocol::outcome::Outcome;
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// In this order: header; each lease followed by its records, ascending; each key, if there is
-/// anything to say of it, followed by its ghosts, holds and waiters, ascending; end.
+/// anything to say of it, followed by its ghosts, holds and waiters, ascending; the last ends by
+/// revision and token; end.
 #[derive(Archive, Serialize, Deserialize)]
 pub(super) enum Item {
     Header(Header),
@@ -19,6 +21,7 @@ pub(super) enum Item {
     Hold(HoldItem),
     Waiter(WaiterItem),
     End(End),
+    LastEnd(LastEndItem),
     /// Directly after the header, of a restored cluster that waits.
     Quarantine(QuarantineItem),
 }
@@ -102,6 +105,7 @@ pub(super) struct HoldItem {
     pub(super) delay_ms: u32,
     pub(super) again: Vec<u64>,
     pub(super) asked: Option<AskedItem>,
+    pub(super) part: u32,
 }
 
 #[derive(Archive, Serialize, Deserialize)]
@@ -128,6 +132,20 @@ pub(super) struct WaiterItem {
     pub(super) value: Vec<u8>,
     pub(super) wait_ms: u32,
     pub(super) delay_ms: u32,
+    pub(super) part: u32,
+    pub(super) parts: u32,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct LastEndItem {
+    pub(super) key: Vec<u8>,
+    pub(super) lease: LeaseId,
+    pub(super) label: Vec<u8>,
+    pub(super) token: Token,
+    pub(super) mode: Mode,
+    pub(super) reason: EndReason,
+    pub(super) revision: u64,
+    pub(super) at_ms: u64,
 }
 
 #[derive(Archive, Serialize, Deserialize)]

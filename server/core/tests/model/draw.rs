@@ -37,7 +37,7 @@ impl Arbitrary for Op {
     type Strategy = BoxedStrategy<Self>;
 
     fn arbitrary_with((): ()) -> BoxedStrategy<Self> {
-        (0_u8..65, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
+        (0_u8..77, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
             .prop_map(|(kind, who, which, how, ack)| Self { kind, who, which, how, ack })
             .boxed()
     }
@@ -76,6 +76,8 @@ impl Driver {
             58..=59 => return end_delay(op, model),
             60..=62 => self.set_value(op, model),
             63..=64 => return ask_yield(op, model),
+            65..=72 => self.acquire_several(op, model),
+            73..=75 => self.release_all(op, model),
             _ => return Command::Begin { token_base: Token(7) },
         };
         self.sent.push(command.clone());
@@ -187,6 +189,50 @@ impl Driver {
         }
     }
 
+    /// Two or three keys at once, from any of them on.
+    fn acquire_several(&mut self, op: Op, model: &Model) -> Command {
+        let lease = self.lease(op.who, model);
+        let number = self.take_number(lease, 3);
+        let count = 2 + usize::from(op.how & 64 != 0);
+        let want = |index: usize| {
+            let key = (usize::from(op.which) + index) % KEYS.len();
+            let shared = op.how >> index & 1 == 1;
+            let (mode, limit) = match (key == LOCKS, shared) {
+                (true, _) => (Mode::permits(1 + u32::from(op.how % 2)), 3),
+                (false, true) => (Mode::SHARED, 0),
+                (false, false) => (Mode::EXCLUSIVE, 0),
+            };
+            let limit = if op.which == 255 { limit + 1 } else { limit };
+            Want { key: KEYS[key].to_vec(), mode, limit, reentrant: false }
+        };
+        let mut wants: Vec<_> = (0..count).map(want).collect();
+        wants.retain(|want| want.limit != 1);
+        if wants.len() < 2 {
+            wants = (0..2).map(|key| Want { limit: 0, mode: Mode::SHARED, ..want(key) }).collect();
+        }
+        Command::AcquireAll {
+            caller: self.caller(lease, number, op, model),
+            wants,
+            own: None,
+            value: vec![op.how; usize::from(op.how % 3)],
+            wait_ms: if op.how.is_multiple_of(4) { 0 } else { 60_000 },
+            delay_ms: if op.how & 32 == 0 { 0 } else { 5_000 },
+        }
+    }
+
+    /// What an acquire holds, mostly under its reserved number; sometimes of one that holds nothing.
+    fn release_all(&mut self, op: Op, model: &Model) -> Command {
+        let holds = all_holds(model);
+        let held = holds.get(usize::from(op.which) % holds.len().max(1));
+        let (lease, acquire) = match held {
+            Some((_, holder)) if op.how < 230 => (holder.lease, holder.number),
+            _ => (self.lease(op.who, model), Number(1)),
+        };
+        let number =
+            if op.how.is_multiple_of(4) { self.take_number(lease, 1) } else { acquire.0 + 2 };
+        Command::ReleaseAll { caller: self.caller(lease, number, op, model), acquire }
+    }
+
     /// Of an acquire that was sent, or of the next one, before it is.
     fn cancel(&mut self, op: Op, model: &Model) -> Command {
         let sent: Vec<_> = self.sent.iter().rev().filter_map(acquire_of).take(12).collect();
@@ -260,6 +306,7 @@ impl Driver {
         | Command::Release { caller, .. }
         | Command::Convert { caller, .. }
         | Command::AcquireAll { caller, .. }
+        | Command::ReleaseAll { caller, .. }
         | Command::SetValue { caller, .. } = &mut command
         {
             *caller = self.caller(caller.lease, caller.number.0, op, model);
@@ -276,7 +323,9 @@ impl Driver {
         let mut command = self.sent[self.sent.len() - 1 - usize::from(op.which) % recent].clone();
         match &mut command {
             Command::Acquire { value, .. } => value.push(0xff),
+            Command::AcquireAll { wants, .. } if wants.len() > 1 => wants.reverse(),
             Command::AcquireAll { wants, .. } => wants[0].reentrant ^= true,
+            Command::ReleaseAll { acquire, .. } => acquire.0 += 1,
             Command::Cancel { release_if_granted, .. } => *release_if_granted ^= true,
             Command::Release { token, .. }
             | Command::Convert { token, .. }
@@ -419,7 +468,9 @@ fn kind_of(command: &Command) -> &'static str {
         Command::EndForced { .. } => "end_forced",
         Command::TimeOut { .. } => "time_out",
         Command::Convert { .. } => "convert",
+        Command::AcquireAll { wants, .. } if wants.len() > 1 => "acquire_several",
         Command::AcquireAll { .. } => "acquire_all",
+        Command::ReleaseAll { .. } => "release_all",
         Command::SetLimit { .. } => "set_limit",
         Command::EndDelay { .. } => "end_delay",
         Command::SetValue { .. } => "set_value",
@@ -459,6 +510,7 @@ pub(crate) fn cover(
     | Command::Release { caller, .. }
     | Command::Convert { caller, .. }
     | Command::AcquireAll { caller, .. }
+    | Command::ReleaseAll { caller, .. }
     | Command::SetValue { caller, .. } = command
     {
         cover_numbered(command, caller, outcome, (before, after), &mut count);
@@ -470,6 +522,7 @@ pub(crate) fn cover(
         count("seen: a hand-over to an own lease");
     }
     cover_modes(command, events, (before, after), &mut count);
+    cover_several(command, events, after, &mut count);
     if waited && matches!(command, Command::Expire { .. }) {
         count("seen: a hand-over on expiry");
     }
@@ -546,6 +599,35 @@ fn cover_modes(
         _ => {}
     }
     cover_holds(command, (before, after), count);
+}
+
+fn cover_several(command: &Command, events: &[Event], after: &Model, count: &mut impl FnMut(&str)) {
+    let mut entries = after.keys.values();
+    if entries.any(|entry| entry.holders.is_empty() && entry.ghosts.is_empty()) {
+        count("seen: a free key that waits for another");
+    }
+    let mut waits = BTreeMap::<_, (usize, bool)>::new();
+    for event in events {
+        if let EventKind::WaitEnded { lease, number, outcome, .. } = event.kind {
+            let wait = waits.entry((lease, number)).or_default();
+            wait.0 += 1;
+            wait.1 = matches!(outcome, Outcome::Granted(_));
+        }
+    }
+    let several = |granted| waits.values().filter(|wait| wait.0 > 1 && wait.1 == granted).count();
+    if several(true) > 0 {
+        count("seen: a hand-over of several keys");
+    }
+    if several(true) > 1 {
+        count("seen: two hand-overs of several keys in a step");
+    }
+    let granted = waits.values().any(|wait| wait.1);
+    if several(false) > 0 && granted {
+        count("seen: the end of a wait for several keys lets others in");
+    }
+    if several(false) > 0 && matches!(command, Command::SetLimit { .. }) {
+        count("seen: a lowered limit refuses who waits for several keys");
+    }
 }
 
 fn cover_holds(command: &Command, (before, after): (&Model, &Model), count: &mut impl FnMut(&str)) {

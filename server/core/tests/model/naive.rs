@@ -21,6 +21,8 @@ pub(crate) struct Model {
     quarantine_ms: u32,
     pub(crate) leases: Vec<Lease>,
     pub(crate) keys: BTreeMap<Vec<u8>, Entry>,
+    /// How the last hold of each key ended: lease, token, reason, revision.
+    pub(crate) ends: BTreeMap<Vec<u8>, (LeaseId, Token, EndReason, Revision)>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -131,6 +133,8 @@ pub(crate) struct Holder {
     pub(crate) lease: LeaseId,
     pub(crate) token: Token,
     pub(crate) number: Number,
+    /// Which of its acquire's keys this is.
+    part: usize,
     pub(crate) mode: Mode,
     pub(crate) value: Vec<u8>,
     since_ms: u64,
@@ -146,6 +150,9 @@ pub(crate) struct Holder {
 pub(crate) struct Waiting {
     pub(crate) lease: LeaseId,
     pub(crate) number: Number,
+    /// All keys that its acquire wants, and which of them this is.
+    pub(crate) all: Vec<Vec<u8>>,
+    part: usize,
     pub(crate) mode: Mode,
     own: Option<OwnLease>,
     value: Vec<u8>,
@@ -204,6 +211,7 @@ fn stripped(command: &Command) -> Command {
     | Command::Release { caller, .. }
     | Command::Convert { caller, .. }
     | Command::AcquireAll { caller, .. }
+    | Command::ReleaseAll { caller, .. }
     | Command::SetValue { caller, .. } = &mut command
     {
         caller.floor = Number(0);
@@ -224,43 +232,47 @@ impl Memory {
 }
 
 impl Model {
+    /// The outcome of a beginning, or of what comes too early.
+    fn begin(&mut self, run: &mut Run, command: &Command) -> Option<Applied> {
+        let (token_base, lease_base, quarantine_ms) = match command {
+            Command::Begin { token_base } => (token_base, 0, 0),
+            Command::BeginRestored { token_base, lease_base, quarantine_ms, .. } => {
+                (token_base, *lease_base, *quarantine_ms)
+            }
+            _ if !self.begun => return Some(refuse(ErrorCode::NOT_READY)),
+            _ if self.quarantine_ms > 0 && is_acquire(command) => {
+                return Some(refuse(ErrorCode::QUARANTINED));
+            }
+            _ => return None,
+        };
+        if self.begun {
+            return Some(refuse(ErrorCode::ALREADY_BEGUN));
+        }
+        (self.begun, self.token, self.minted) = (true, token_base.0, lease_base);
+        self.quarantine_ms = quarantine_ms;
+        if quarantine_ms > 0 {
+            run.events.push(EventKind::QuarantineBegan { for_ms: quarantine_ms });
+        }
+        Some(Ok(Outcome::Begun { revision: run.revision }))
+    }
+
+    fn end_quarantine(&mut self, run: &mut Run) -> Applied {
+        if self.quarantine_ms == 0 {
+            return refuse(ErrorCode::ALREADY_BEGUN);
+        }
+        self.quarantine_ms = 0;
+        run.events.push(EventKind::QuarantineEnded);
+        Ok(Outcome::Changed { token: Token(0), revision: run.revision })
+    }
+
     fn dispatch(&mut self, run: &mut Run, command: &Command) -> Applied {
         let revision = run.revision;
-        if let Command::Begin { token_base } = command {
-            if self.begun {
-                return refuse(ErrorCode::ALREADY_BEGUN);
-            }
-            self.begun = true;
-            self.token = token_base.0;
-            return Ok(Outcome::Begun { revision });
-        }
-        if let Command::BeginRestored { token_base, lease_base, quarantine_ms, .. } = command {
-            if self.begun {
-                return refuse(ErrorCode::ALREADY_BEGUN);
-            }
-            (self.begun, self.token, self.minted) = (true, token_base.0, *lease_base);
-            self.quarantine_ms = *quarantine_ms;
-            if *quarantine_ms > 0 {
-                run.events.push(EventKind::QuarantineBegan { for_ms: *quarantine_ms });
-            }
-            return Ok(Outcome::Begun { revision });
-        }
-        if !self.begun {
-            return refuse(ErrorCode::NOT_READY);
-        }
-        if self.quarantine_ms > 0 && is_acquire(command) {
-            return refuse(ErrorCode::QUARANTINED);
+        if let Some(begun) = self.begin(run, command) {
+            return begun;
         }
         match command {
             Command::Begin { .. } | Command::BeginRestored { .. } => unreachable!(),
-            Command::EndQuarantine => {
-                if self.quarantine_ms == 0 {
-                    return refuse(ErrorCode::ALREADY_BEGUN);
-                }
-                self.quarantine_ms = 0;
-                run.events.push(EventKind::QuarantineEnded);
-                Ok(Outcome::Changed { token: Token(0), revision })
-            }
+            Command::EndQuarantine => self.end_quarantine(run),
             Command::Open { ttl_ms, secret, .. } => {
                 let lease = self.mint(run, *ttl_ms, *secret, false);
                 Ok(Outcome::Opened { lease, revision })
@@ -270,6 +282,7 @@ impl Model {
             | Command::Release { caller, .. }
             | Command::Convert { caller, .. }
             | Command::AcquireAll { caller, .. }
+            | Command::ReleaseAll { caller, .. }
             | Command::SetValue { caller, .. } => self.numbered(run, caller, command),
             Command::ReleaseOwn { lease, secret, key, token } => {
                 self.may_use(*lease, secret)?;
@@ -278,7 +291,7 @@ impl Model {
                     return Err((ErrorCode::NOT_OWNER, self.present(key)));
                 }
                 self.end_hold(run, key, *token, &EndReason::Released);
-                self.serve(run, key);
+                self.serve(run, vec![key.clone()]);
                 Ok(Outcome::Released { token: *token, revision })
             }
             Command::Close { lease, secret } => {
@@ -300,7 +313,7 @@ impl Model {
                     return Err((ErrorCode::NOT_OWNER, self.present(key)));
                 };
                 self.lose_hold(run, key, *token, &EndReason::Forced { who, why });
-                self.serve(run, key);
+                self.serve(run, vec![key.clone()]);
                 Ok(Outcome::Forced { token: *token, passed_on: true, revision })
             }
             Command::TimeOut { lease, number } => {
@@ -422,13 +435,15 @@ impl Model {
             Command::Cancel { .. } => {
                 number >= 1 && lease.memory.get(&(number - 1)).is_some_and(Memory::is_acquire)
             }
-            Command::Release { .. } => self.keys.values().any(|entry| {
-                let held = entry.holder_of(lease.id);
-                held.is_some_and(|holder| {
-                    holder.number.0 + 2 == number
-                        || holder.again.contains(&(number.wrapping_sub(2)))
+            Command::Release { .. } | Command::ReleaseAll { .. } => {
+                self.keys.values().any(|entry| {
+                    let held = entry.holder_of(lease.id);
+                    held.is_some_and(|holder| {
+                        holder.number.0 + 2 == number
+                            || holder.again.contains(&(number.wrapping_sub(2)))
+                    })
                 })
-            }),
+            }
             _ => false,
         }
     }
@@ -468,8 +483,8 @@ impl Model {
 
     fn position(&self, lease: LeaseId, number: Number) -> u32 {
         let same = |waiting: &Waiting| waiting.lease == lease && waiting.number == number;
-        let place = self.keys.values().find_map(|entry| entry.queue.iter().position(same));
-        place.expect("it waits") as u32
+        let places = self.keys.values().filter_map(|entry| entry.queue.iter().position(same));
+        places.max().expect("it waits") as u32
     }
 
     fn execute(&mut self, run: &mut Run, caller: &Caller, command: &Command) -> Applied {
@@ -477,14 +492,19 @@ impl Model {
             Command::Acquire { key, mode, own, value, wait_ms, .. } => {
                 let (lease, number) = (caller.lease, caller.number);
                 let (mode, value, delay_ms) = (*mode, value.clone(), 0);
-                let asks = Waiting { lease, number, mode, own: *own, value, delay_ms };
+                let (all, part) = (vec![key.clone()], 0);
+                let asks = Waiting { lease, number, all, part, mode, own: *own, value, delay_ms };
                 self.acquire(run, key, asks, (0, false), *wait_ms)
+            }
+            Command::AcquireAll { wants, .. } if wants.len() > 1 => {
+                self.acquire_several(run, caller, command)
             }
             Command::AcquireAll { wants, own, value, wait_ms, delay_ms, .. } => {
                 let (lease, number) = (caller.lease, caller.number);
                 let want = &wants[0];
                 let (mode, value, delay_ms) = (want.mode, value.clone(), *delay_ms);
-                let asks = Waiting { lease, number, mode, own: *own, value, delay_ms };
+                let (all, part) = (vec![want.key.clone()], 0);
+                let asks = Waiting { lease, number, all, part, mode, own: *own, value, delay_ms };
                 self.acquire(run, &want.key, asks, (want.limit, want.reentrant), *wait_ms)
             }
             Command::Cancel { release_if_granted, .. } => {
@@ -498,6 +518,19 @@ impl Model {
                 let (acquired_by, outcome) = self.give_back(run, key, *token, acquire);
                 // Whoever names the token has read the grant.
                 if let Some(read) = self.lease_mut(caller.lease).memory.get_mut(&acquired_by)
+                    && read.is_acquire()
+                {
+                    read.must_be_acked = false;
+                }
+                Ok(outcome)
+            }
+            Command::ReleaseAll { acquire, .. } => {
+                let keys = self.entered_by(caller.lease, *acquire);
+                if keys.is_empty() {
+                    return refuse(ErrorCode::NOT_OWNER);
+                }
+                let outcome = self.give_all_back(run, caller.lease, keys, acquire.0);
+                if let Some(read) = self.lease_mut(caller.lease).memory.get_mut(&acquire.0)
                     && read.is_acquire()
                 {
                     read.must_be_acked = false;
@@ -563,6 +596,124 @@ impl Model {
         Ok(Outcome::Queued { position, revision: run.revision })
     }
 
+    /// Several keys at once: all of them, or a place in each queue, or nothing.
+    fn acquire_several(&mut self, run: &mut Run, caller: &Caller, command: &Command) -> Applied {
+        let Command::AcquireAll { wants, value, wait_ms, delay_ms, .. } = command else {
+            unreachable!("the caller knows what it is");
+        };
+        let lease = caller.lease;
+        for want in wants {
+            let Some(entry) = self.keys.get(&want.key).filter(|entry| !entry.is_vacant()) else {
+                continue;
+            };
+            if let Some(holder) = entry.holder_of(lease) {
+                return Err((ErrorCode::ALREADY_HELD, holder.token));
+            }
+            if entry.queue.iter().any(|waiting| waiting.lease == lease) {
+                return refuse(ErrorCode::ALREADY_QUEUED);
+            }
+            if (entry.limit == 0) != (want.limit == 0) {
+                return refuse(ErrorCode::MODE_MISMATCH);
+            }
+            if entry.limit != want.limit {
+                return Err((ErrorCode::LIMIT_MISMATCH, Token(entry.limit.into())));
+            }
+        }
+        let mut blocked = Vec::new();
+        for want in wants {
+            let entry = self.keys.entry(want.key.clone()).or_default();
+            if entry.is_vacant() {
+                entry.limit = want.limit;
+            }
+            if !entry.queue.is_empty() || !entry.fits(want.mode) {
+                let held = !entry.queue.is_empty() || !entry.fits_beside(want.mode, &[]);
+                blocked.push((held, want.key.clone()));
+            }
+        }
+        let all: Vec<_> = wants.iter().map(|want| want.key.clone()).collect();
+        let asks = wants.iter().enumerate().map(|(part, want)| Waiting {
+            lease,
+            number: caller.number,
+            all: all.clone(),
+            part,
+            mode: want.mode,
+            own: None,
+            value: value.clone(),
+            delay_ms: *delay_ms,
+        });
+        let asks: Vec<_> = asks.collect();
+        if blocked.is_empty() {
+            return Ok(Outcome::Granted(self.grant_several(run, asks)));
+        }
+        if *wait_ms == 0 {
+            return match blocked.iter().find(|(held, _)| *held) {
+                Some((_, key)) => Err((ErrorCode::HELD, self.present(key))),
+                None => Err((ErrorCode::DELAYED, self.keys[&blocked[0].1].ghosts[0].token)),
+            };
+        }
+        let mut position = 0;
+        for asks in asks {
+            let key = asks.all[asks.part].clone();
+            let number = caller.number;
+            run.events.push(EventKind::Queued {
+                key: key.clone(),
+                lease,
+                number,
+                wait_ms: *wait_ms,
+            });
+            let queue = &mut self.keys.get_mut(&key).expect("made above").queue;
+            position = position.max(queue.len() as u32);
+            queue.push(asks);
+        }
+        Ok(Outcome::Queued { position, revision: run.revision })
+    }
+
+    /// One version step and one reply for all of them.
+    fn grant_several(&mut self, run: &mut Run, asks: Vec<Waiting>) -> Grant {
+        let session = asks[0].lease;
+        let version = self.lease(session).version;
+        let mut first = None;
+        for asks in asks {
+            self.lease_mut(session).version = version;
+            let key = asks.all[asks.part].clone();
+            let grant = self.grant(run, &key, asks);
+            first = first.or(Some(grant));
+        }
+        first.expect("some key")
+    }
+
+    /// The keys that an acquire holds, or a hold of which it entered, in the order it named them.
+    fn entered_by(&self, lease: LeaseId, acquire: Number) -> Vec<Vec<u8>> {
+        let mut keys = Vec::new();
+        for (key, entry) in &self.keys {
+            let Some(holder) = entry.holder_of(lease) else { continue };
+            if holder.number == acquire {
+                keys.push((holder.part, key.clone()));
+            } else if holder.again.contains(&acquire.0) {
+                keys.push((0, key.clone()));
+            }
+        }
+        keys.sort();
+        keys.into_iter().map(|(_, key)| key).collect()
+    }
+
+    fn give_all_back(
+        &mut self,
+        run: &mut Run,
+        lease: LeaseId,
+        keys: Vec<Vec<u8>>,
+        acquire: u64,
+    ) -> Outcome {
+        let mut first = None;
+        for key in &keys {
+            let token = self.keys[key].holder_of(lease).expect("held").token;
+            let (_, outcome) = self.leave(run, key, token, acquire);
+            first = first.or(Some(outcome));
+        }
+        self.serve(run, keys);
+        first.expect("some key")
+    }
+
     fn cancel(&mut self, run: &mut Run, caller: &Caller, release: bool) -> Applied {
         let revision = run.revision;
         let acquire = Number(caller.number.0 - 1);
@@ -587,19 +738,20 @@ impl Model {
                 Ok(outcome)
             }
             Some(Outcome::Granted(grant)) => {
-                let held = |entry: &Entry| {
-                    entry.holder_under(grant.token).is_some_and(|holder| {
-                        holder.number == acquire || holder.again.contains(&acquire.0)
-                    })
-                };
-                let Some((key, _)) = self.keys.iter().find(|(_, entry)| held(entry)) else {
+                // A hold that was upgraded is another grant's.
+                let mut keys = self.entered_by(grant.lease, acquire);
+                keys.retain(|key| {
+                    let holder = self.keys[key].holder_of(grant.lease).expect("held");
+                    let part = if holder.number == acquire { holder.part as u64 } else { 0 };
+                    holder.token.0 == grant.token.0 + part
+                });
+                if keys.is_empty() {
                     return refuse(ErrorCode::NOT_QUEUED);
-                };
+                }
                 if !release {
                     return Ok(Outcome::Granted(grant));
                 }
-                let key = key.clone();
-                Ok(self.give_back(run, &key, grant.token, acquire.0).1)
+                Ok(self.give_all_back(run, grant.lease, keys, acquire.0))
             }
             Some(outcome) => Ok(outcome),
         }
@@ -623,8 +775,6 @@ impl Model {
         }
     }
 
-    /// Gives one entry up: that of this acquire, or the last that came. The hold ends with its
-    /// last entry.
     fn give_back(
         &mut self,
         run: &mut Run,
@@ -632,6 +782,16 @@ impl Model {
         token: Token,
         acquire: u64,
     ) -> (u64, Outcome) {
+        let left = self.leave(run, key, token, acquire);
+        if matches!(left.1, Outcome::Released { .. }) {
+            self.serve(run, vec![key.to_vec()]);
+        }
+        left
+    }
+
+    /// Gives one entry up: that of this acquire, or the last that came. The hold ends with its
+    /// last entry.
+    fn leave(&mut self, run: &mut Run, key: &[u8], token: Token, acquire: u64) -> (u64, Outcome) {
         let revision = run.revision;
         let entry = self.keys.get_mut(key).expect("held");
         let holder = entry.holders.iter_mut().find(|one| one.token == token).expect("held");
@@ -641,8 +801,10 @@ impl Model {
         let left = entries.remove(index.unwrap_or(entries.len() - 1));
         if entries.is_empty() {
             self.end_hold(run, key, token, &EndReason::Released);
-            self.serve(run, key);
             return (left, Outcome::Released { token, revision });
+        }
+        if holder.number.0 == left {
+            holder.part = 0;
         }
         holder.number = Number(entries.remove(0));
         holder.again = entries;
@@ -664,15 +826,16 @@ impl Model {
         let who = who.to_vec();
         run.events.push(EventKind::LimitChanged { key: key.to_vec(), limit, who });
         let hopeless = |one: &Waiting| one.mode.permit_count().unwrap_or(0) > limit;
-        let (gone, stay) = entry.queue.drain(..).partition(hopeless);
-        entry.queue = stay;
-        let gone: Vec<Waiting> = gone;
+        let gone: Vec<Waiting> = entry.queue.iter().filter(|one| hopeless(one)).cloned().collect();
+        let mut freed = vec![key.to_vec()];
         for one in gone {
             let (code, token) = (ErrorCode::PERMITS_ABOVE_LIMIT, Token(limit.into()));
             let outcome = Outcome::Refused { code, token, revision: run.revision };
-            self.tell(run, key, one.lease, one.number, outcome);
+            self.leave_queues(&one);
+            self.tell(run, &one.all, one.lease, one.number, outcome);
+            freed.extend(one.all);
         }
-        self.serve(run, key);
+        self.serve(run, freed);
         changed
     }
 
@@ -684,7 +847,7 @@ impl Model {
         };
         ghosts.remove(index);
         run.events.push(EventKind::DelayEnded { key: key.to_vec(), token });
-        self.serve(run, key);
+        self.serve(run, vec![key.to_vec()]);
         Ok(Outcome::Changed { token, revision: run.revision })
     }
 
@@ -766,7 +929,7 @@ impl Model {
             holder.mode = mode;
             entry.floor = token.0;
             run.events.push(EventKind::Converted { key: key.to_vec(), lease, token, mode });
-            self.serve(run, key);
+            self.serve(run, vec![key.to_vec()]);
             return changed;
         }
         if holder.forced.is_some() {
@@ -778,10 +941,11 @@ impl Model {
         if let Some(other) = entry.holders.iter().find(|other| other.lease != lease) {
             return Err((ErrorCode::UPGRADE_CONFLICT, other.token));
         }
-        let Holder { number, value, delay_ms, .. } = entry.take(lease).expect("held");
+        let Holder { number, part, value, delay_ms, .. } = entry.take(lease).expect("held");
         let reason = EndReason::Upgraded;
         run.events.push(EventKind::Ended { key: key.to_vec(), lease, token, reason });
-        let asks = Waiting { lease, number, mode, own: None, value, delay_ms };
+        let all = vec![key.to_vec()];
+        let asks = Waiting { lease, number, all, part, mode, own: None, value, delay_ms };
         Ok(Outcome::Granted(self.grant(run, key, asks)))
     }
 
@@ -810,6 +974,7 @@ impl Model {
             lease,
             token,
             number: asks.number,
+            part: asks.part,
             mode,
             value: asks.value,
             since_ms: run.wall_ms,
@@ -823,40 +988,72 @@ impl Model {
         Grant { lease, token, revision: run.revision, version_before, version_after, floor }
     }
 
-    /// Grants to the head of the queue as long as it fits; says so if nobody is left.
-    fn serve(&mut self, run: &mut Run, key: &[u8]) {
-        loop {
-            let entry = self.keys.get_mut(key).expect("the key has an entry");
-            let Some(head) = entry.queue.first() else {
-                if entry.is_vacant() {
-                    run.events.push(EventKind::Vacant { key: key.to_vec() });
-                }
-                return;
-            };
-            if !entry.fits(head.mode) {
-                return;
+    /// Grants to the head of each queue as long as it fits; says so if nobody is left of a key.
+    fn serve(&mut self, run: &mut Run, mut keys: Vec<Vec<u8>>) {
+        let mut next = 0;
+        while next < keys.len() {
+            let key = keys[next].clone();
+            next += 1;
+            while let Some(head) = self.servable(&key) {
+                let (lease, number, all) = (head.lease, head.number, head.all.clone());
+                let asks: Vec<_> = all.iter().map(|key| self.keys[key].queue[0].clone()).collect();
+                self.leave_queues(&head);
+                let grant = if all.len() == 1 {
+                    self.grant(run, &key, head)
+                } else {
+                    keys.extend(all.clone());
+                    self.grant_several(run, asks)
+                };
+                self.tell(run, &all, lease, number, Outcome::Granted(grant));
             }
-            let head = entry.queue.remove(0);
-            let (lease, number) = (head.lease, head.number);
-            let outcome = Outcome::Granted(self.grant(run, key, head));
-            self.tell(run, key, lease, number, outcome);
+            if self.keys.get(&key).is_some_and(Entry::is_vacant) {
+                self.keys.remove(&key);
+                run.events.push(EventKind::Vacant { key });
+            }
         }
     }
 
-    fn tell(&mut self, run: &mut Run, key: &[u8], id: LeaseId, number: Number, outcome: Outcome) {
+    /// The head of a queue, if it is that of all the queues it stands in and fits everywhere.
+    fn servable(&self, key: &[u8]) -> Option<Waiting> {
+        let head = self.keys.get(key)?.queue.first()?;
+        let ready = head.all.iter().all(|key| {
+            let entry = &self.keys[key];
+            let first = &entry.queue[0];
+            (first.lease, first.number) == (head.lease, head.number) && entry.fits(first.mode)
+        });
+        ready.then(|| head.clone())
+    }
+
+    fn leave_queues(&mut self, gone: &Waiting) {
+        for key in &gone.all {
+            let queue = &mut self.keys.get_mut(key).expect("it waits there").queue;
+            queue.retain(|one| (one.lease, one.number) != (gone.lease, gone.number));
+        }
+    }
+
+    fn tell(
+        &mut self,
+        run: &mut Run,
+        keys: &[Vec<u8>],
+        id: LeaseId,
+        number: Number,
+        outcome: Outcome,
+    ) {
         let memory = self.lease_mut(id).memory.get_mut(&number.0).expect("it waited");
         memory.result = Some(outcome);
-        run.events.push(EventKind::WaitEnded { key: key.to_vec(), lease: id, number, outcome });
+        for key in keys {
+            let key = key.clone();
+            run.events.push(EventKind::WaitEnded { key, lease: id, number, outcome });
+        }
     }
 
     fn end_wait(&mut self, run: &mut Run, lease: LeaseId, number: Number, outcome: Outcome) {
-        let waits = |waiting: &Waiting| waiting.lease == lease && waiting.number == number;
-        let found = self.keys.iter_mut().find(|(_, entry)| entry.queue.iter().any(waits));
-        let (key, entry) = found.expect("it waits");
-        let key = key.clone();
-        entry.queue.retain(|waiting| !waits(waiting));
-        self.tell(run, &key, lease, number, outcome);
-        self.serve(run, &key);
+        let waits = |waiting: &&Waiting| waiting.lease == lease && waiting.number == number;
+        let found = self.keys.values().find_map(|entry| entry.queue.iter().find(waits));
+        let gone = found.expect("it waits").clone();
+        self.leave_queues(&gone);
+        self.tell(run, &gone.all, lease, number, outcome);
+        self.serve(run, gone.all);
     }
 
     /// The end of a hold that its client agreed to, or that nobody waits for.
@@ -885,6 +1082,7 @@ impl Model {
             token,
             reason: reason.clone(),
         });
+        self.ends.insert(key.to_vec(), (lease, token, reason.clone(), run.revision));
         if lost {
             self.haunt(run, key, ended);
         }
@@ -897,20 +1095,21 @@ impl Model {
     fn end_lease(&mut self, run: &mut Run, id: LeaseId, reason: &EndReason) -> Outcome {
         let dead = self.lease(id).clone();
         self.leases.retain(|lease| lease.id != id);
-        // What it holds and waits for, in the order of the acquires' numbers.
+        // What it holds and waits for, in the order of the acquires' numbers and keys.
         let mut claims = Vec::new();
         for (key, entry) in &self.keys {
             let held = entry.holder_of(id);
-            claims.extend(held.map(|holder| (holder.number, key.clone())));
+            claims.extend(held.map(|holder| (holder.number, holder.part, key.clone())));
             let waits = entry.queue.iter().filter(|waiting| waiting.lease == id);
-            claims.extend(waits.map(|waiting| (waiting.number, key.clone())));
+            claims.extend(waits.map(|waiting| (waiting.number, waiting.part, key.clone())));
         }
         claims.sort();
-        for (number, key) in claims {
-            let entry = self.keys.get_mut(&key).expect("it was there");
+        for (number, _, key) in &claims {
+            let entry = self.keys.get_mut(key).expect("it was there");
             if let Some(held) = entry.take(id) {
                 let (key, reason) = (key.clone(), reason.clone());
                 let (token, lost) = (held.token, reason == EndReason::LeaseExpired);
+                self.ends.insert(key.clone(), (id, token, reason.clone(), run.revision));
                 run.events.push(EventKind::Ended { key: key.clone(), lease: id, token, reason });
                 if lost {
                     self.haunt(run, &key, held);
@@ -919,11 +1118,11 @@ impl Model {
                 entry.queue.retain(|waiting| waiting.lease != id);
                 let (code, token) = (ErrorCode::LEASE_LOST, Token(0));
                 let outcome = Outcome::Refused { code, token, revision: run.revision };
-                let key = key.clone();
+                let (key, number) = (key.clone(), *number);
                 run.events.push(EventKind::WaitEnded { key, lease: id, number, outcome });
             }
-            self.serve(run, &key);
         }
+        self.serve(run, claims.into_iter().map(|(_, _, key)| key).collect());
         let lease = dead.id;
         run.events.push(EventKind::LeaseEnded { lease, reason: reason.clone() });
         Outcome::Closed { revision: run.revision }
@@ -946,7 +1145,7 @@ impl Model {
         if now {
             self.lease_mut(lease).version += 1;
             self.end_hold(run, key, token, &EndReason::Forced { who, why });
-            self.serve(run, key);
+            self.serve(run, vec![key.to_vec()]);
         } else if holder.forced.is_none() {
             self.lease_mut(lease).version += 1;
             let entry = self.keys.get_mut(key).expect("held");

@@ -7,7 +7,9 @@ use leasehold_core::State;
 use leasehold_protocol::event::{EndReason, Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, Mode, Token};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::{ClaimReply, Claimed, HeldKey, HoldsReply, KeyInfo, SessionInfo};
+use leasehold_protocol::reply::{
+    ClaimReply, Claimed, HeldKey, HoldsReply, KeyInfo, SessionInfo, Waiting,
+};
 
 type Names = BTreeMap<String, LeaseId>;
 
@@ -264,13 +266,32 @@ pub(crate) fn claim(names: &Names, reply: Option<ClaimReply>, out: &mut String) 
         None => "dead".to_owned(),
         Some(Claimed::Over) => "over".to_owned(),
         Some(Claimed::Holds(one)) => format!("holds{}", hold(&one)),
-        Some(Claimed::Waits(one)) => {
-            let holders = one.holders.iter().map(|holder| lease(names, holder.lease));
-            let holders: Vec<_> = holders.collect();
-            let (position, total, key) = (one.position, one.waiters_total, text(&one.key));
-            format!("waits {key} position={position} of {total} for {}", holders.join(","))
+        Some(Claimed::Waits(one)) => format!("waits {}", waiting(names, &one)),
+        Some(Claimed::WaitsAll(all)) => {
+            let all: Vec<_> = all.iter().map(|one| waiting(names, one)).collect();
+            format!("waits {}", all.join("; "))
+        }
+        Some(Claimed::HoldsAll(all)) => {
+            let all = all.iter().map(|one| hold(one) + &floor(one.token, one.floor));
+            format!("holds{}", all.collect::<String>())
         }
     };
+    writeln!(out, "{line}").expect("a string takes everything");
+}
+
+fn waiting(names: &Names, one: &Waiting) -> String {
+    let holders = one.holders.iter().map(|holder| lease(names, holder.lease));
+    let holders: Vec<_> = holders.collect();
+    let (position, total, key) = (one.position, one.waiters_total, text(&one.key));
+    format!("{key} position={position} of {total} for {}", holders.join(","))
+}
+
+pub(crate) fn why(names: &Names, info: &KeyInfo, out: &mut String) {
+    let line = info.last_end.as_ref().map_or("nothing".to_owned(), |end| {
+        let (id, label, mode) = (lease(names, end.lease), &end.label, mode(end.mode));
+        let why = reason(&end.reason);
+        format!("token={}{mode} of {id} label={label} {why} rev={}", end.token, end.revision)
+    });
     writeln!(out, "{line}").expect("a string takes everything");
 }
 

@@ -61,6 +61,7 @@ fn command(command: &Command) -> &'static str {
         Command::TimeOut { .. } => "time_out",
         Command::Convert { .. } => "convert",
         Command::AcquireAll { .. } => "acquire_all",
+        Command::ReleaseAll { .. } => "release_all",
         Command::SetLimit { .. } => "set_limit",
         Command::EndDelay { .. } => "end_delay",
         Command::SetValue { .. } => "set_value",
