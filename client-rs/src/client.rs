@@ -405,7 +405,11 @@ impl ClientInner {
         failure
     }
 
-    async fn call(&self, shard: Option<ShardId>, request: Request) -> Result<Reply, Failure> {
+    pub(crate) async fn call(
+        &self,
+        shard: Option<ShardId>,
+        request: Request,
+    ) -> Result<Reply, Failure> {
         let timeout = self.config.call_timeout;
         self.answer(|core, now| core.call(now, CallRequest { shard, request, timeout })).await
     }
@@ -450,7 +454,7 @@ pub(crate) fn gone() -> Failure {
     Failure::new(ErrorCode::DEADLINE, "the runtime of this client has ended")
 }
 
-fn misfit() -> Failure {
+pub(crate) fn misfit() -> Failure {
     Failure::new(ErrorCode::MALFORMED, "the reply does not fit its request")
 }
 

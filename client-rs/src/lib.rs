@@ -72,6 +72,7 @@
 //! that waits keeps its place in the queue.
 #![forbid(unsafe_code)]
 
+mod backup;
 mod client;
 mod clock;
 mod config;
@@ -87,8 +88,8 @@ pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
 pub use leasehold_protocol::event::{EndReason, EventKind};
 pub use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, NodeId, Revision, ShardId, Token};
 pub use leasehold_protocol::reply::{
-    Delay, Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo, SessionsReply, ShardStatus,
-    StatusReply, Waiter,
+    BackupReply, BackupShard, Delay, Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo,
+    SessionsReply, ShardStatus, StatusReply, Waiter,
 };
 pub use leasehold_protocol::request::Freshness;
 pub use leasehold_protocol::watch::WatchEvent;

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use crate::config::ConfigError;
 use crate::identity::{BirthError, DataDirError};
+use crate::restore::RestoreError;
 
 macro_rules! exits {
     ($($(#[$doc:meta])* $variant:ident = $code:literal, $name:literal, $meaning:literal;)*) => {
@@ -76,6 +77,9 @@ pub enum NodeError {
     /// The cluster could not be born, or is not the one that is configured.
     #[error(transparent)]
     Birth(#[from] BirthError),
+    /// Nothing was restored.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
     /// An address cannot be bound.
     #[error("{key} {address}: {source}{}", hint(source))]
     Listen {
@@ -116,6 +120,7 @@ impl NodeError {
             Self::Config(_) => Exit::Usage,
             Self::DataDir(error) => error.exit(),
             Self::Birth(error) => error.exit(),
+            Self::Restore(error) => error.exit(),
             Self::Listen { .. } => Exit::PortInUse,
             Self::IoUring(_) => Exit::IoUring,
             Self::Damaged(_) => Exit::DataDirUnusable,

@@ -14,6 +14,7 @@ pub mod lease;
 pub mod net;
 pub mod node;
 pub mod raft;
+pub mod restore;
 pub mod rt;
 pub mod shard;
 pub mod shutdown;

@@ -1,6 +1,7 @@
 //! The command line of Leasehold: one verb a file, all of them over the library's public API.
 
 mod ask_yield;
+mod backup;
 mod elect;
 mod exit;
 mod force_release;
@@ -61,6 +62,8 @@ enum Verb {
     Status,
     /// Moves the leadership of a shard
     TransferLeader(transfer_leader::Args),
+    /// Makes and checks backups
+    Backup(backup::Args),
     /// Asks for a sign of life
     Ping(ping::Args),
     /// Serves one session over standard input and output, a JSON object a line
@@ -101,6 +104,7 @@ fn run(args: Args) -> Result<ExitCode, CliError> {
         Verb::SetLimit(args) => shared(set_limit::run(&options, args)),
         Verb::Status => shared(status::run(&options)),
         Verb::TransferLeader(args) => shared(transfer_leader::run(&options, args)),
+        Verb::Backup(args) => shared(backup::run(&options, args)),
         Verb::Ping(args) => shared(ping::run(&options, args)),
         Verb::Pipe(args) => shared(pipe::run(&options, args)),
     }

@@ -10,7 +10,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 
 use leasehold_protocol::backup::{BackupError, BackupHeader, BackupReader, Found};
-use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::ids::{LeaseId, ShardId};
 use leasehold_protocol::reply::BackupShard;
 
 use crate::snapshot::{Decoder, SnapshotError};
@@ -93,7 +93,12 @@ impl Inspector {
                 let (about, decoder) = open.take().expect("a shard that ends was begun");
                 let shard = about.shard;
                 let state = decoder.finish().map_err(|error| Unsound::State { shard, error })?;
-                shards.push(contents(about, &state)?);
+                let found = state.contents();
+                if found.about != about {
+                    let what = format!("{:?}", found.about);
+                    return Err(Unsound::OtherState { shard, what });
+                }
+                shards.push(found);
                 Ok(())
             }
         })
@@ -106,25 +111,21 @@ impl Inspector {
     }
 }
 
-fn contents(about: BackupShard, state: &State) -> Result<ShardContents, Unsound> {
-    let found = state.about();
-    if found != about {
-        let what = format!("{found:?}");
-        return Err(Unsound::OtherState { shard: about.shard, what });
-    }
-    let holds = state.keys.iter().map(|(_, entry)| entry.holds.len()).sum();
-    let waiters = state.keys.iter().map(|(_, entry)| entry.queue.len()).sum();
-    Ok(ShardContents { about, holds, waiters })
-}
-
 impl State {
+    /// What a restore says of this state. Walks all keys.
+    pub fn contents(&self) -> ShardContents {
+        let holds = self.keys.iter().map(|(_, entry)| entry.holds.len()).sum();
+        let waiters = self.keys.iter().map(|(_, entry)| entry.queue.len()).sum();
+        ShardContents { about: self.about(), holds, waiters }
+    }
+
     /// What a backup says of this state.
     pub fn about(&self) -> BackupShard {
         BackupShard {
             shard: self.shard(),
             revision: self.revision(),
             last_token: self.last_token(),
-            last_lease: leasehold_protocol::ids::LeaseId(self.last_lease),
+            last_lease: LeaseId(self.last_lease),
             leases: self.leases.len() as u64,
             keys: self.keys.len() as u64,
         }
@@ -137,7 +138,7 @@ mod tests {
 
     use leasehold_protocol::backup::BackupWriter;
     use leasehold_protocol::command::{Caller, Command, OwnLease};
-    use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, Number, Secret, Token};
+    use leasehold_protocol::ids::{ClusterId, Mode, Number, Secret, Token};
 
     use super::*;
     use crate::snapshot::Encoder;

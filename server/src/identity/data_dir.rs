@@ -177,12 +177,30 @@ impl DataDir {
     /// over from an older one.
     pub fn create_restored(config: &Config, plan: &RestorePlan) -> Result<Self, DataDirError> {
         let path = &config.process.data_dir;
-        check_empty(path)?;
+        Self::check_empty(path)?;
         let mut dir = Self::open(config)?;
         let body = rkyv::to_bytes::<rancor::Error>(plan).expect("a plan is plain data");
         file::replace(path, RESTORE, &file::encode(FileKind::Restore, &body))?;
         dir.restore = Some(*plan);
         Ok(dir)
+    }
+
+    /// Errors unless there is nothing in the directory, or no directory.
+    pub fn check_empty(path: &Path) -> Result<(), DataDirError> {
+        let mut entries = match fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(FileError::io(path)(error).into()),
+        };
+        entries.try_for_each(|entry| {
+            let entry = entry.map_err(FileError::io(path))?;
+            let what = entry.file_name().to_string_lossy().into_owned();
+            // A fresh file system's own.
+            if what == "lost+found" {
+                return Ok(());
+            }
+            Err(DataDirError::NotEmpty { path: path.to_owned(), what })
+        })
     }
 
     /// What the birth of this directory's cluster takes over, or took over.
@@ -232,23 +250,6 @@ impl BirthStore for DataDir {
         self.promise = Some(promise.clone());
         Ok(())
     }
-}
-
-/// Errors unless there is nothing in the directory, or no directory.
-fn check_empty(path: &Path) -> Result<(), DataDirError> {
-    let mut entries = match fs::read_dir(path) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(FileError::io(path)(error).into()),
-    };
-    entries.try_for_each(|entry| {
-        let what = entry.map_err(FileError::io(path))?.file_name().to_string_lossy().into_owned();
-        // A fresh file system's own.
-        if what == "lost+found" {
-            return Ok(());
-        }
-        Err(DataDirError::NotEmpty { path: path.to_owned(), what })
-    })
 }
 
 fn make(dir: &Path) -> Result<(), FileError> {
