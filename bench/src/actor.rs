@@ -64,6 +64,8 @@ pub struct Actor {
     /// The endpoint to connect to next.
     target: usize,
     addresses: BTreeMap<NodeId, SocketAddr>,
+    /// Nodes that it is told of are endpoints too.
+    learns: bool,
     shard: ShardId,
     lease: LeaseId,
     secret: Secret,
@@ -106,6 +108,12 @@ impl Refusal {
 }
 
 impl Actor {
+    /// Goes to every node that it is told of, not only to those that it was given.
+    #[must_use]
+    pub fn learning(self) -> Self {
+        Self { learns: true, ..self }
+    }
+
     /// A client without a session yet. It stops waiting for answers when `stop` is raised.
     pub fn new(
         client: u32,
@@ -122,6 +130,7 @@ impl Actor {
             stop,
             wire: None,
             addresses: BTreeMap::new(),
+            learns: false,
             shard: ShardId(0),
             lease: LeaseId(0),
             secret: Secret(random::bytes()),

@@ -95,6 +95,10 @@ pub struct Addresses {
 struct Node {
     addresses: Addresses,
     process: Option<Process>,
+    /// Whom it is configured with: all nodes of the start, or those that may admit it.
+    peers: BTreeMap<u64, SocketAddr>,
+    /// It waits for admission.
+    joins: bool,
 }
 
 /// A running cluster.
@@ -149,7 +153,13 @@ impl Cluster {
         for id in 1..=spec.nodes {
             let mut next = || ports::free(&mut taken);
             let addresses = Addresses { client: next()?, peer: next()?, admin: next()? };
-            nodes.insert(id, Node { addresses, process: None });
+            let peers = BTreeMap::new();
+            nodes.insert(id, Node { addresses, process: None, peers, joins: false });
+        }
+        let peers: BTreeMap<u64, SocketAddr> =
+            nodes.iter().map(|(id, node)| (*id, node.addresses.peer)).collect();
+        for node in nodes.values_mut() {
+            node.peers.clone_from(&peers);
         }
         let links = links(&spec, &nodes)?;
         Ok(Self { spec, dir: Some(dir), path, nodes, links, keep: false })
@@ -157,7 +167,28 @@ impl Cluster {
 
     /// The node ids.
     pub fn ids(&self) -> impl Iterator<Item = u64> + use<> {
-        1..=self.spec.nodes
+        self.nodes.keys().copied().collect::<Vec<_>>().into_iter()
+    }
+
+    /// Takes in one more node, which is not started: it will wait to be admitted by the others.
+    pub fn add_joining(&mut self) -> io::Result<u64> {
+        let id = self.nodes.keys().last().map_or(1, |last| last + 1);
+        let taken = self.nodes.values().flat_map(|node| {
+            let Addresses { client, peer, admin } = node.addresses;
+            [client.port(), peer.port(), admin.port()]
+        });
+        let mut taken: Vec<u16> = taken.collect();
+        let mut next = || ports::free(&mut taken);
+        let addresses = Addresses { client: next()?, peer: next()?, admin: next()? };
+        let others = self.nodes.iter().map(|(id, node)| (*id, node.addresses.peer));
+        let peers = others.chain([(id, addresses.peer)]).collect();
+        self.nodes.insert(id, Node { addresses, process: None, peers, joins: true });
+        Ok(id)
+    }
+
+    /// Forgets a node that does not run: it was removed.
+    pub fn forget(&mut self, id: u64) {
+        self.nodes.remove(&id);
     }
 
     /// A node's addresses.
@@ -214,11 +245,10 @@ impl Cluster {
     /// The command that starts a node; a test may change it before it spawns it itself.
     pub fn command(&self, id: u64) -> io::Result<Command> {
         let node = self.node(id);
-        let reached = |peer: &u64, node: &Node| {
-            self.links.peer_addr(id, *peer).unwrap_or(node.addresses.peer)
-        };
+        let reached =
+            |peer: &u64, addr: &SocketAddr| self.links.peer_addr(id, *peer).unwrap_or(*addr);
         let peers: Vec<String> =
-            self.nodes.iter().map(|(id, node)| format!("{id}={}", reached(id, node))).collect();
+            node.peers.iter().map(|(id, addr)| format!("{id}={}", reached(id, addr))).collect();
         let mut command = Command::new(binary("leaseholdd")?);
         command.arg("start");
         command.arg(format!("--node-id={id}"));
@@ -230,6 +260,9 @@ impl Cluster {
         command.arg(format!("--peers={}", peers.join(",")));
         if let Some(proxy) = self.links.client(id) {
             command.arg(format!("--client-advertise={}", proxy.addr()));
+        }
+        if node.joins {
+            command.arg("--join=true");
         }
         command.arg(format!("--shards={}", self.spec.shards));
         command.arg(format!("--secret-file={}", self.path.join("secret").display()));

@@ -40,6 +40,8 @@ pub struct Plan {
     pub seed: u64,
     /// The first client's number in the history.
     pub first_client: u32,
+    /// Clients go to every node that they are told of, not only to those that they were given.
+    pub learns: bool,
 }
 
 impl Default for Plan {
@@ -52,6 +54,7 @@ impl Default for Plan {
             abandon_in: 0,
             seed: 1,
             first_client: 0,
+            learns: false,
         }
     }
 }
@@ -196,7 +199,8 @@ impl Client {
     fn session(&self) -> Option<Actor> {
         let endpoints = self.endpoints.clone();
         let stop = Arc::clone(&self.stop);
-        let mut actor = Actor::new(self.number, endpoints, self.recorder.clone(), stop);
+        let actor = Actor::new(self.number, endpoints, self.recorder.clone(), stop);
+        let mut actor = if self.plan.learns { actor.learning() } else { actor };
         if actor.open(self.plan.ttl_ms, CALL_LIMIT).is_ok() {
             return Some(actor);
         }

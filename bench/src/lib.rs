@@ -23,5 +23,6 @@ pub mod proxy;
 pub mod random;
 pub mod stats;
 pub mod store;
+pub mod watching;
 pub mod wire;
 pub mod worker;

@@ -15,7 +15,10 @@ use crate::client::Client;
 use crate::core::{HoldState, LossCause};
 use crate::error::{AcquireError, CallError, ChangeError, ReleaseError};
 use crate::guard::{Guard, HoldWatch};
+use crate::observe::Observation;
 use crate::session::{LockRequest, Session};
+use crate::watch::{WatchFrom, WatchTarget};
+use crate::yields::Yields;
 
 /// An election, named by a key.
 ///
@@ -52,8 +55,9 @@ pub struct Leader {
     pub label: String,
     /// The lease under which it leads.
     pub lease: LeaseId,
-    /// The wall time of its election at the cluster, in Unix milliseconds; for display only.
-    pub since_ms: u64,
+    /// The wall time of its election at the cluster, in Unix milliseconds, where it was read; for
+    /// display only.
+    pub since_ms: Option<u64>,
 }
 
 impl Leader {
@@ -67,7 +71,7 @@ impl Leader {
             value: holder.value.clone(),
             label: holder.label.clone(),
             lease: holder.lease,
-            since_ms: holder.since_ms,
+            since_ms: Some(holder.since_ms),
         }
     }
 }
@@ -81,6 +85,28 @@ impl Election {
     /// address, say. Await it; dropping that withdraws the candidate.
     pub fn campaign(&self, session: &Session, value: impl Into<Vec<u8>>) -> Campaign {
         Campaign { request: session.lock(self.name.clone()).value(value) }
+    }
+
+    /// Who leads from now on: the present leader first, then every change, that nobody leads, and
+    /// that it is unknown.
+    ///
+    /// ```no_run
+    /// # async fn example(client: leasehold::Client) -> Result<(), leasehold::Error> {
+    /// use leasehold::Observed;
+    ///
+    /// let mut observation = client.election("elections/scheduler").observe()?;
+    /// loop {
+    ///     match observation.next().await? {
+    ///         Observed::Leader(leader) => println!("{} leads", leader.label),
+    ///         Observed::Vacant => println!("nobody leads"),
+    ///         _ => println!("unknown"),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    pub fn observe(&self) -> Result<Observation, CallError> {
+        let target = WatchTarget::key(self.name.clone());
+        Ok(Observation::new(self.client.watch(&target, &WatchFrom::State)?))
     }
 
     /// Who leads now, linearizably; `None` if nobody does. That it is unknown is an error.
@@ -155,6 +181,11 @@ impl Leadership {
     /// See `Guard::watch`.
     pub fn watch(&self) -> HoldWatch {
         self.guard.watch()
+    }
+
+    /// See `Guard::yields`.
+    pub fn yields(&self) -> Result<Yields, CallError> {
+        self.guard.yields()
     }
 
     /// Replaces the value that all see: at most 4096 bytes. Sent by this call, whether or not it is

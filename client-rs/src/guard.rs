@@ -15,6 +15,8 @@ use crate::core::{HoldCell, HoldState, LossCause, OpId, Wish};
 use crate::error::{CallError, ChangeError, Failure, ReleaseError, RenewError};
 use crate::io::shared::{Change, Reported};
 use crate::session::SessionInner;
+use crate::watch::{Watch, WatchFrom, WatchTarget};
+use crate::yields::Yields;
 
 /// A lock that was granted.
 ///
@@ -71,10 +73,26 @@ impl Guard {
     /// The slots of a semaphore that this hold's permits took, numbered from 0: what the semaphore
     /// guards is fenced slot by slot, by the highest token seen of each. Asks the cluster.
     pub async fn slots(&self) -> Result<Vec<u32>, CallError> {
+        Ok(self.all_slots().await?.remove(0))
+    }
+
+    /// The slots of each of several keys that were granted at once.
+    pub(crate) async fn all_slots(&self) -> Result<Vec<Vec<u32>>, CallError> {
         match self.client.claim(self.op).await? {
-            Claimed::Holds(held) => Ok(slots_of(&held.slots)),
+            Claimed::Holds(held) => Ok(vec![slots_of(&held.slots)]),
+            Claimed::HoldsAll(all) if !all.is_empty() => {
+                Ok(all.iter().map(|held| slots_of(&held.slots)).collect())
+            }
             _ => Err(Failure::new(ErrorCode::NOT_OWNER, "the hold has ended").into()),
         }
+    }
+
+    /// Requests to give this hold up, made before and from now on. It costs a watch of the key; who
+    /// does not ask for it is not told.
+    pub fn yields(&self) -> Result<Yields, CallError> {
+        let target = WatchTarget::key(self.key.clone());
+        let watch = Watch::begin(&self.client, &target, &WatchFrom::State)?;
+        Ok(Yields::new(watch, self.watch()))
     }
 
     /// Makes an exclusive hold shared: it goes on under its token, and waiting readers are let in.

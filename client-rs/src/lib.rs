@@ -81,15 +81,27 @@ mod election;
 mod error;
 mod guard;
 mod io;
+mod members;
+mod observe;
 mod session;
+mod several;
 mod watch;
+mod yields;
 
 pub use leasehold_protocol::error::{ErrorClass, ErrorCode};
 pub use leasehold_protocol::event::{EndReason, EventKind};
-pub use leasehold_protocol::ids::{ClusterId, LeaseId, Mode, NodeId, Revision, ShardId, Token};
+pub use leasehold_protocol::ids::{
+    ClusterId, DiskId, LeaseId, Mode, NodeId, Revision, ShardId, Token,
+};
+pub use leasehold_protocol::member::{
+    MemberChange, MemberInfo, MemberOperation, MemberPhase, MembersReply, NewMember, ShardProgress,
+    Standing,
+};
+pub use leasehold_protocol::outcome::{Grant, Outcome};
+pub use leasehold_protocol::peer::MemberEntry;
 pub use leasehold_protocol::reply::{
-    BackupReply, BackupShard, Delay, Holder, KeyInfo, KeysReply, NodeStatus, Role, SessionInfo,
-    SessionsReply, ShardStatus, StatusReply, Waiter,
+    BackupReply, BackupShard, Delay, Holder, KeyInfo, KeysReply, LastEnd, NodeStatus, Role,
+    SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter,
 };
 pub use leasehold_protocol::request::Freshness;
 pub use leasehold_protocol::watch::WatchEvent;
@@ -103,5 +115,8 @@ pub use crate::error::{
     ReleaseError, RenewError, SessionError,
 };
 pub use crate::guard::{Guard, HoldWatch, slots_of};
+pub use crate::observe::{Observation, Observed};
 pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};
+pub use crate::several::{AcquiringAll, LockAllRequest, LockEachRequest, MultiGuard};
 pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};
+pub use crate::yields::{YieldAsked, Yields};

@@ -9,7 +9,7 @@ use leasehold_protocol::reply::{Claimed, Holder, Waiting};
 use tokio::sync::oneshot;
 
 use crate::client::{ClientInner, gone, random_secret};
-use crate::core::{AcquireRequest, OpId, Options, SessionId, Wait};
+use crate::core::{AcquireRequest, Further, OpId, Options, SessionId, Wait};
 use crate::error::{AcquireError, CallError, CloseError, Failure, SessionError};
 use crate::guard::Guard;
 use crate::io::shared::Reported;
@@ -61,6 +61,7 @@ impl Session {
             wait: Wait::Unlimited,
             own_ttl: None,
             options: Options::PLAIN,
+            more: Vec::new(),
         }
     }
 
@@ -90,6 +91,8 @@ pub struct LockRequest {
     wait: Wait,
     own_ttl: Option<Duration>,
     options: Options,
+    /// Further keys, of the same shard.
+    more: Vec<Further>,
 }
 
 impl LockRequest {
@@ -146,6 +149,11 @@ impl LockRequest {
         self
     }
 
+    /// Another mode, and further keys that are granted in the same step.
+    pub(crate) fn want(&mut self, mode: Mode, limit: u32, more: Vec<Further>) {
+        (self.options.mode, self.options.limit, self.more) = (mode, limit, more);
+    }
+
     /// Waits for the lock.
     ///
     /// Dropping the future cancels the request; if it was granted meanwhile, it is given back. The
@@ -170,6 +178,7 @@ impl LockRequest {
         let request = AcquireRequest {
             session: self.session.id,
             key: self.key.clone(),
+            more: self.more,
             value: self.value,
             wait: self.wait,
             own,
@@ -228,22 +237,29 @@ pub struct Ticket {
 /// Where an acquire waits, and for whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Waiters before it.
+    /// Waiters before it; of several keys, where these are the most.
     pub position: u32,
-    /// All waiters of the key.
+    /// All waiters of that key.
     pub waiters_total: u32,
-    /// The present holders, at most 16 of them.
+    /// The present holders, at most 16 of them; of several keys, at least one for each that is held.
     pub holders: Vec<Holder>,
+}
+
+impl Place {
+    /// Of several keys, the place that is furthest from its turn, and the holders of all.
+    fn furthest(all: Vec<Waiting>) -> Option<Self> {
+        let worst = all.iter().map(|one| (one.position, one.waiters_total)).max();
+        let holders = all.into_iter().flat_map(|one| one.holders).collect();
+        worst.map(|(position, waiters_total)| Self { position, waiters_total, holders })
+    }
 }
 
 impl Ticket {
     /// The place in the queue, linearizably; `None` if it does not wait (any more).
     pub async fn place(&self) -> Result<Option<Place>, CallError> {
         match self.client.claim(self.op).await {
-            Ok(Claimed::Waits(waiting)) => {
-                let Waiting { position, waiters_total, holders, .. } = waiting;
-                Ok(Some(Place { position, waiters_total, holders }))
-            }
+            Ok(Claimed::Waits(waiting)) => Ok(Place::furthest(vec![waiting])),
+            Ok(Claimed::WaitsAll(all)) => Ok(Place::furthest(all)),
             Ok(_) => Ok(None),
             Err(failure) if failure.code == ErrorCode::NOT_QUEUED => Ok(None),
             Err(failure) => Err(failure.into()),

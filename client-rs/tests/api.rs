@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::{
     AcquireError, ChangeError, Client, Config, ConnectError, ErrorCode, HoldState, LossCause, Mode,
-    Session, Token,
+    Observed, Session, Token,
 };
 
 use self::support::eventually;
@@ -531,4 +531,120 @@ async fn a_request_to_yield_names_the_hold_and_is_shown() {
     let asked = read.holders[0].asked.as_ref().expect("shown");
     assert_eq!((asked.who.as_str(), asked.why.as_str(), asked.within_ms), ("me", "deploy", 5_000));
     assert_eq!(guard.state(), HoldState::Held, "nothing follows by itself");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_keys_are_granted_at_once_or_not_at_all() {
+    let server = TestServer::start();
+    let (_c1, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let one = first.lock("b").acquire().await.expect("free");
+    let refused = second.lock_all(["a", "b"]).try_acquire().await.expect_err("b is held");
+    assert!(matches!(refused, AcquireError::Held(_)), "{refused}");
+    assert!(server.tokens("a").is_empty(), "nothing of it");
+    let all = second.lock_all(["a", "b"]).and_permits("s", 2, 3).value("v");
+    let waiting = tokio::spawn(async move { all.acquire().await });
+    eventually("it waits", async || server.waiters("a") == 1 && server.waiters("b") == 1).await;
+    assert!(server.tokens("a").is_empty(), "while it waits it holds nothing");
+    let behind = first.lock("a").try_acquire().await.expect_err("nobody passes it by");
+    assert!(matches!(behind, AcquireError::Held(_)), "{behind}");
+    one.release().await.expect("held");
+    let all = waiting.await.expect("no panic").expect("granted");
+    let holds = all.holds();
+    assert_eq!(holds.iter().map(|(key, _)| *key).collect::<Vec<_>>(), ["a", "b", "s"]);
+    for (key, (_, token)) in ["a", "b", "s"].into_iter().zip(&holds) {
+        assert_eq!(server.tokens(key), [token.0]);
+    }
+    assert_eq!(all.slots().await.expect("held")[2], [0, 1]);
+    assert_eq!(all.state(), HoldState::Held);
+    all.release().await.expect("held");
+    for key in ["a", "b", "s"] {
+        assert!(server.tokens(key).is_empty());
+    }
+    let twice = first.lock_all(["a", "a"]).acquire().await.expect_err("twice");
+    assert_eq!(twice.failure().code, ErrorCode::DUPLICATE_KEY);
+    let none = first.lock_all(Vec::<String>::new()).acquire().await.expect_err("none");
+    assert_eq!(none.failure().code, ErrorCode::BAD_COMBINATION);
+    let many = first.lock_all((0..65).map(|n| format!("k{n}"))).acquire().await;
+    assert_eq!(many.expect_err("too many").failure().code, ErrorCode::TOO_MANY_ITEMS);
+}
+
+#[tokio::test]
+async fn one_key_of_several_that_is_forced_away_takes_the_others_along() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let all = session.lock_all(["a", "b", "c"]).acquire().await.expect("free");
+    let (_, token) = all.holds()[1];
+    client.force_release("b", token, "me", "test", true).await.expect("held");
+    assert_eq!(all.lost().await, LossCause::Forced);
+    eventually("the others are given back", async || {
+        server.tokens("a").is_empty() && server.tokens("c").is_empty()
+    })
+    .await;
+    assert!(all.release().await.is_err(), "there is nothing to give back");
+}
+
+#[tokio::test]
+async fn keys_taken_one_after_the_other_are_all_given_back_when_one_is_not_granted() {
+    let server = TestServer::start();
+    let (_c1, first) = session(&server).await;
+    let (_c2, second) = session(&server).await;
+    let held = first.lock("b").acquire().await.expect("free");
+    let wait = Duration::from_millis(30);
+    let error =
+        second.lock_each(["c", "b", "a"]).wait(wait).acquire().await.expect_err("b is held");
+    assert!(
+        matches!(&error, AcquireError::TimedOut(failure) if failure.message.starts_with("b: "))
+    );
+    eventually("a is given back", async || server.tokens("a").is_empty()).await;
+    held.release().await.expect("held");
+    let guards = second.lock_each(["c", "b", "a"]).acquire().await.expect("all are free");
+    assert_eq!(guards.iter().map(leasehold::Guard::key).collect::<Vec<_>>(), ["a", "b", "c"]);
+    let twice = first.lock_each(["x", "x"]).acquire().await.expect_err("twice");
+    assert_eq!(twice.failure().code, ErrorCode::DUPLICATE_KEY);
+}
+
+#[tokio::test]
+async fn an_observer_sees_each_leader_each_value_and_that_nobody_leads() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let election = client.election("e");
+    let mut observation = election.observe().expect("accepted");
+    assert_eq!(observation.next().await.expect("told"), Observed::Vacant);
+    let leads = election.campaign(&session, "one").await.expect("nobody else");
+    let Observed::Leader(leader) = observation.next().await.expect("told") else { panic!() };
+    assert_eq!((leader.token, leader.value.as_slice()), (leads.token(), b"one".as_slice()));
+    assert_eq!(leader.label, "tester");
+    leads.proclaim("two").await.expect("leads");
+    let Observed::Leader(leader) = observation.next().await.expect("told") else { panic!() };
+    assert_eq!(leader.value, b"two");
+    let mut late = election.observe().expect("accepted");
+    assert!(
+        matches!(late.next().await.expect("told"), Observed::Leader(now) if now.since_ms.is_some())
+    );
+    leads.resign().await.expect("led");
+    assert_eq!(observation.next().await.expect("told"), Observed::Vacant);
+    assert_eq!(late.next().await.expect("told"), Observed::Vacant);
+}
+
+#[tokio::test]
+async fn a_holder_that_wants_to_know_hears_who_asks_it_to_yield() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let guard = session.lock("k").acquire().await.expect("free");
+    let token = guard.token();
+    let within = Duration::from_secs(5);
+    client.ask_yield("k", token, "early", "a deploy", within).await.expect("held");
+    let mut yields = guard.yields().expect("accepted");
+    let asked = yields.next().await.expect("told").expect("held");
+    assert_eq!(
+        (asked.who.as_str(), asked.why.as_str(), asked.within),
+        ("early", "a deploy", within)
+    );
+    client.ask_yield("k", token, "early", "a deploy", within).await.expect("held");
+    client.ask_yield("k", token, "late", "now", Duration::ZERO).await.expect("held");
+    let asked = yields.next().await.expect("told").expect("held");
+    assert_eq!(asked.who, "late", "the same request is told once");
+    guard.release().await.expect("held");
+    assert_eq!(yields.next().await.expect("told"), None, "it is over");
 }

@@ -805,10 +805,19 @@ fn why_says_in_words_who_holds_and_who_waits() {
     let why = pipe.reply(4);
     assert!(why["text"].as_str().expect("text").contains("holder (lease "), "{why}");
     assert_eq!(why["holders"][0]["asked"]["within_ms"], 2000);
+    let output = run(&server, &["force-release", "k", "--reason", "stuck", "--now"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(other.reply(1)["ok"], true, "the next one");
+    let said = text(&run(&server, &["why", "k"]).stdout);
+    assert!(said.contains("waiter (lease ") && said.contains("of holder (lease "), "{said}");
+    assert!(said.contains("was forced by ") && said.contains(": stuck"), "{said}");
+    let read = json(&run(&server, &["get", "k", "--json"]));
+    assert_eq!((&read["last_end"]["token"], &read["last_end"]["why"]), (&token, &json!("stuck")));
+    let next = read["holders"][0]["token"].clone();
     let output = run(&server, &["yield", "nobody", "--reason", "x"]);
     assert_eq!(output.status.code(), Some(123), "{output:?}");
     let output = run(&server, &["yield", "k", "--reason", "y", "--within", "1s", "--json"]);
-    assert_eq!(json(&output)["token"], token);
+    assert_eq!(json(&output)["token"], next);
     pipe.end();
     other.end();
 }
@@ -838,4 +847,126 @@ fn set_limit_changes_a_semaphore_in_use() {
     assert_eq!(other.reply(3)["ok"], true);
     pipe.end();
     other.end();
+}
+
+#[test]
+fn lock_and_pipe_take_several_keys_at_once() {
+    let server = TestServer::start();
+    let script = "echo $LEASEHOLD_KEY $LEASEHOLD_TOKEN $LEASEHOLD_TOKENS";
+    let output =
+        run(&server, &["lock", "a", "--also", "b", "--also", "c", "--", "sh", "-c", script]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(text(&output.stdout), "a 1001 1001 1002 1003\n");
+    let mut pipe = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "acquire_all", "keys": ["a", "b"], "wait_ms": 0}));
+    let granted = pipe.reply(1);
+    let (first, second) = (granted["holds"][0].clone(), granted["holds"][1].clone());
+    assert_eq!((&first["key"], &first["token"]), (&json!("a"), &granted["token"]));
+    assert_eq!(second["key"], "b");
+    assert_eq!(server.tokens("b"), [second["token"].as_u64().expect("a number")]);
+    let output = run(&server, &["lock", "c", "--also", "b", "--try", "--", "true"]);
+    assert_eq!(output.status.code(), Some(120), "{output:?}");
+    assert!(server.tokens("c").is_empty());
+    let mut other = Pipe::start(&server, &[]);
+    other.send(&json!({"id": 1, "op": "acquire_all", "keys": ["c", "b"]}));
+    eventually("it waits", || server.waiters("c") == 1);
+    other.send(&json!({"id": 2, "op": "place", "target": 1}));
+    assert_eq!(other.reply(2)["position"], 0);
+    pipe.send(&json!({"id": 2, "op": "release_all", "token": granted["token"]}));
+    assert_eq!(pipe.reply(2)["ok"], true);
+    let next = other.reply(1);
+    assert_eq!(next["holds"].as_array().expect("a list").len(), 2);
+    pipe.send(&json!({"id": 3, "op": "release_all", "token": granted["token"]}));
+    assert_eq!(pipe.reply(3)["error"], "not_owner");
+    pipe.send(&json!({"id": 4, "op": "acquire_all", "keys": ["x", "x"]}));
+    assert_eq!(pipe.reply(4)["error"], "duplicate_key");
+    pipe.end();
+    other.end();
+    assert!(server.tokens("c").is_empty(), "the session was closed");
+}
+
+#[test]
+fn observe_and_pipe_follow_an_election() {
+    let server = TestServer::start();
+    let mut observer = program(&server)
+        .args(["observe", "e", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut lines = BufReader::new(observer.stdout.take().expect("piped")).lines();
+    let mut next = || -> Value {
+        serde_json::from_str(&lines.next().expect("a line").expect("readable")).expect("JSON")
+    };
+    assert_eq!(next(), json!({"event": "vacant", "name": "e"}));
+    let mut pipe = Pipe::start(&server, &["--label", "me"]);
+    pipe.send(&json!({"id": 1, "op": "observe", "name": "e"}));
+    assert_eq!(pipe.reply(1)["ok"], true);
+    assert_eq!(pipe.event("vacant")["name"], "e");
+    pipe.send(&json!({"id": 2, "op": "observe", "name": "e"}));
+    assert_eq!(pipe.reply(2)["error"], "busy");
+    pipe.send(&json!({"id": 3, "op": "campaign", "name": "e", "value": "a"}));
+    let token = pipe.reply(3)["token"].clone();
+    let leader = pipe.event("leader");
+    assert_eq!(
+        (&leader["token"], &leader["value"], &leader["label"]),
+        (&token, &json!("a"), &json!("me"))
+    );
+    assert_eq!(next()["value"], "a");
+    let shown = text(&run(&server, &["observe", "e", "--once"]).stdout);
+    assert!(shown.starts_with("a  (me, token "), "{shown}");
+    pipe.send(&json!({"id": 4, "op": "resign", "name": "e"}));
+    assert_eq!(pipe.event("vacant")["name"], "e");
+    assert_eq!(next()["event"], "vacant");
+    assert_eq!(text(&run(&server, &["observe", "e", "--once"]).stdout), "vacant\n");
+    pipe.send(&json!({"id": 5, "op": "unobserve", "name": "e"}));
+    assert_eq!(pipe.reply(5)["ok"], true);
+    pipe.send(&json!({"id": 6, "op": "observe", "name": "e"}));
+    assert_eq!(pipe.reply(6)["ok"], true);
+    pipe.end();
+    observer.kill().expect("it runs");
+    observer.wait().expect("it ended");
+}
+
+#[test]
+fn a_request_to_yield_reaches_pipe_and_the_command_under_a_lock() {
+    let server = TestServer::start();
+    let mut pipe = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "p", "yields": true}));
+    let token = pipe.reply(1)["token"].clone();
+    let output = run(&server, &["yield", "p", "--reason", "a deploy", "--within", "2s"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let asked = pipe.event("yield");
+    assert_eq!(
+        (&asked["key"], &asked["token"], &asked["why"]),
+        (&json!("p"), &token, &json!("a deploy"))
+    );
+    assert_eq!(asked["within_ms"], 2000);
+    pipe.end();
+
+    let dir = tempfile::tempdir().expect("a directory");
+    let (script, file) = announcing(&dir, "wait");
+    let child = program(&server)
+        .args(["lock", "k", "--yields", "--", "sh", "-c", &format!("trap 'exit 9' TERM; {script}")])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    pids(&file);
+    let output = run(&server, &["yield", "k", "--reason", "a deploy"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(9), "its own code: {output:?}");
+    assert!(text(&output.stderr).contains("asks to yield"), "{output:?}");
+    assert!(server.tokens("k").is_empty());
+
+    let leads = program(&server)
+        .args(["elect", "e", "v", "--yields"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    eventually("it leads", || server.tokens("e").len() == 1);
+    let output = run(&server, &["yield", "e", "--reason", "a deploy"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = leads.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(text(&output.stdout).contains("a deploy"), "{output:?}");
 }

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold::{AcquireError, Client, Config, HoldState, Role, ShardId};
+use leasehold::{AcquireError, Client, Config, HoldState, Mode, Observed, Role, ShardId};
 use rustix::process::{Pid, Signal, kill_process};
 
 const TTL: Duration = Duration::from_secs(5);
@@ -199,6 +199,58 @@ async fn a_killed_leader_costs_no_hold_no_wait_and_no_session() {
     let next = waiting.await.expect("no panic").expect("granted");
     assert!(next.token() > token);
     assert_eq!(other.state(), HoldState::Held);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn modes_several_keys_and_an_election_outlive_a_killed_leader() {
+    let cluster = Cluster::start();
+    let (one, two) = (cluster.client().await, cluster.client().await);
+    let (first, second) = (one.session(TTL).expect("valid"), two.session(TTL).expect("valid"));
+    let reader = first.lock("rw").shared().acquire().await.expect("free");
+    let permits = first.lock("s").permits(2, 3).acquire().await.expect("free");
+    let other = second.lock("s").permits(1, 3).acquire().await.expect("one is left");
+    let several = first.lock_all(["{t}a", "{t}b"]).acquire().await.expect("free");
+    let election = two.election("e");
+    let mut observation = election.observe().expect("accepted");
+    assert_eq!(observation.next().await.expect("told"), Observed::Vacant);
+    let leads = one.election("e").campaign(&first, "one").await.expect("nobody else");
+    let Observed::Leader(seen) = told(&mut observation).await else { panic!("it leads") };
+    assert_eq!(seen.token, leads.token());
+    let mut yields = leads.yields().expect("accepted");
+    let all = {
+        let second = second.clone();
+        tokio::spawn(async move { second.lock_all(["{t}b", "{t}a"]).acquire().await })
+    };
+    until_waiting(&one, "{t}a", 1).await;
+
+    cluster.kill(&leader(&one).await);
+    let token = reader.upgrade().await.expect("nobody else reads");
+    assert_eq!((reader.token(), reader.mode()), (token, Mode::EXCLUSIVE));
+    reader.downgrade().await.expect("held");
+    assert_eq!(second.lock("rw").shared().acquire().await.expect("let in").mode(), Mode::SHARED);
+    assert_eq!(permits.slots().await.expect("held"), [0, 1]);
+    assert_eq!(other.slots().await.expect("held"), [2]);
+    leads.proclaim("two").await.expect("leads");
+    loop {
+        match told(&mut observation).await {
+            Observed::Leader(seen) if seen.value == b"two" => break,
+            Observed::Vacant => panic!("it leads all the time"),
+            _ => {}
+        }
+    }
+    let within = Duration::from_secs(1);
+    two.ask_yield("e", leads.token(), "me", "a deploy", within).await.expect("it leads");
+    assert_eq!(yields.next().await.expect("told").expect("it leads").why, "a deploy");
+    several.release().await.expect("held");
+    let all = all.await.expect("no panic").expect("granted");
+    assert_eq!(all.holds().len(), 2);
+    leads.resign().await.expect("led");
+    while told(&mut observation).await != Observed::Vacant {}
+    first.close().await.expect("confirmed");
+}
+
+async fn told(observation: &mut leasehold::Observation) -> Observed {
+    observation.next().await.expect("it goes on")
 }
 
 #[test]

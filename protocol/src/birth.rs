@@ -8,6 +8,7 @@ use alloc::vec::Vec;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use crate::error::ErrorCode;
 use crate::ids::{ClusterId, DiskId, NodeId};
 
 /// Kind of a query: who are you, and what have you promised? Its body is empty.
@@ -18,6 +19,10 @@ pub const KIND_ANSWER: u8 = 209;
 pub const KIND_PROPOSE: u8 = 210;
 /// Kind of a `BirthReply`, the reply to a proposal.
 pub const KIND_REPLY: u8 = 211;
+
+/// Kind of a `BirthMember` that asks to be admitted to a cluster; answered by a `JoinAnswer`. Not
+/// next to the others, whose range was full.
+pub const KIND_JOIN: u8 = 223;
 
 /// Most members of a birth record; a longer list is malformed.
 pub const MEMBERS_MAX: usize = 16;
@@ -145,4 +150,16 @@ pub enum BirthReply {
     OtherDisk,
     /// The record is malformed.
     Malformed,
+}
+
+/// The answer of a member to a node that asks to be admitted.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum JoinAnswer {
+    /// No operation adds this node, as far as the answering one knows: ask again.
+    Unknown,
+    /// The node belongs to the cluster. The record is the cluster's, with its present members and
+    /// the asking node.
+    Admitted(BirthRecord),
+    /// Never: the id was used with another data directory, or the node was removed.
+    Refused(ErrorCode),
 }

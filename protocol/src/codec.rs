@@ -137,6 +137,9 @@ impl Request {
             Self::Claim(_) => kind::CLAIM,
             Self::Watch(_) => kind::WATCH,
             Self::Unwatch(_) => kind::UNWATCH,
+            Self::Members(_) => kind::MEMBERS,
+            Self::MemberChange(_) => kind::MEMBER_CHANGE,
+            Self::GroupStep(_) => kind::GROUP_STEP,
             Self::Backup(_) => kind::BACKUP,
         }
     }
@@ -162,6 +165,9 @@ impl Request {
             Self::Claim(body) => encode_into(body, out),
             Self::Watch(body) => encode_into(body, out),
             Self::Unwatch(body) => encode_into(body, out),
+            Self::Members(body) => encode_into(body, out),
+            Self::MemberChange(body) => encode_into(body, out),
+            Self::GroupStep(body) => encode_into(body, out),
             Self::Backup(body) => encode_into(body, out),
             Self::Ping => {}
         }
@@ -182,6 +188,9 @@ impl Request {
             kind::CLAIM => Self::Claim(body_of(kind, body)?),
             kind::WATCH => Self::Watch(body_of(kind, body)?),
             kind::UNWATCH => Self::Unwatch(body_of(kind, body)?),
+            kind::MEMBERS => Self::Members(body_of(kind, body)?),
+            kind::MEMBER_CHANGE => Self::MemberChange(body_of(kind, body)?),
+            kind::GROUP_STEP => Self::GroupStep(body_of(kind, body)?),
             kind::BACKUP => Self::Backup(body_of(kind, body)?),
             kind::PING => empty_of(kind, body, Self::Ping)?,
             _ => return Err(DecodeError::UnknownKind { kind }),
@@ -216,6 +225,9 @@ impl Request {
             | Self::Backup(_)
             | Self::Status(_)
             | Self::Transfer(_)
+            | Self::Members(_)
+            | Self::MemberChange(_)
+            | Self::GroupStep(_)
             | Self::Ping => Ok(()),
         }
     }
@@ -248,6 +260,9 @@ impl Reply {
             Self::WatchNotice(_) => kind::WATCH_NOTICE,
             Self::WatchEnd(_) => kind::WATCH_END,
             Self::Unwatched => kind::UNWATCHED,
+            Self::Members(_) => kind::MEMBERS_REPLY,
+            Self::MemberChanged(_) => kind::MEMBER_CHANGED,
+            Self::GroupStepped(_) => kind::GROUP_STEPPED,
             Self::Backup(_) => kind::BACKUP_PART,
             Self::Error(_) => kind::ERROR,
         }
@@ -270,6 +285,9 @@ impl Reply {
             Self::Holds(body) => encode_into(body, out),
             Self::Status(body) => encode_into(body, out),
             Self::Claim(body) => encode_into(body, out),
+            Self::Members(body) => encode_into(body, out),
+            Self::MemberChanged(body) => encode_into(body, out),
+            Self::GroupStepped(body) => encode_into(body, out),
             Self::Backup(body) => encode_into(body, out),
             Self::Error(body) => encode_into(body, out),
             Self::WatchEvents(body) => encode_into(body, out),
@@ -292,6 +310,9 @@ impl Reply {
             kind::STATUS_REPLY => Self::Status(body_of(kind, body)?),
             kind::TRANSFERRED => empty_of(kind, body, Self::Transferred)?,
             kind::CLAIM_REPLY => Self::Claim(body_of(kind, body)?),
+            kind::MEMBERS_REPLY => Self::Members(body_of(kind, body)?),
+            kind::MEMBER_CHANGED => Self::MemberChanged(body_of(kind, body)?),
+            kind::GROUP_STEPPED => Self::GroupStepped(body_of(kind, body)?),
             kind::BACKUP_PART => Self::Backup(body_of(kind, body)?),
             kind::PONG => empty_of(kind, body, Self::Pong)?,
             kind::WATCH_EVENTS => Self::WatchEvents(body_of(kind, body)?),

@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::ids::{LeaseId, Mode, Number, Secret, Token};
+use crate::member::MemberCommand;
 
 /// Who sends a command and how its retry is recognised (DESIGN §4, G5).
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -244,6 +245,8 @@ pub enum Command {
         /// The acquire's number.
         acquire: Number,
     },
+    /// Changes the member table, in shard 0, or fences a shard (`Fence`). From leaders only.
+    Member(MemberCommand),
     /// Instead of `Begin`, in a cluster that was restored from a backup or recovered by force: the
     /// counters go on above those of the old cluster, and no key is granted until `EndQuarantine`.
     BeginRestored {

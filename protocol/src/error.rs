@@ -126,7 +126,16 @@ codes! {
     NOT_IN_USE = 325, "not_in_use", NotApplied, "Nobody holds the key or waits for it.";
     DELAYED = 326, "delayed", NotApplied, "A hold of the key was lost, its lock-delay is not over, and the request does not wait.";
     NOT_DELAYED = 327, "not_delayed", NotApplied, "No lock-delay of this key was begun by this token's loss.";
-    WATCHES_FULL = 340, "watches_full", Retryable, "The node or the connection has as many watches as it takes.";
+    WATCHES_FULL = 330, "watches_full", Retryable, "The node or the connection has as many watches as it takes.";
+    NODE_ID_USED = 340, "node_id_used", NotApplied, "This node id or data directory is or was a member's; neither is ever used again.";
+    MEMBER_CHANGE_UNDER_WAY = 341, "member_change_under_way", NotApplied, "Another change of the membership is under way.";
+    NOT_A_MEMBER = 342, "not_a_member", NotApplied, "The node is not a member of the cluster.";
+    LAST_VOTER = 343, "last_voter", NotApplied, "The last voter cannot be removed.";
+    TOO_MANY_MEMBERS = 344, "too_many_members", NotApplied, "A cluster has at most 5 members, and at most 1000 nodes in its whole life.";
+    MEMBER_CHANGE_OVER = 345, "member_change_over", NotApplied, "This change of the membership is over, or too far to be given up.";
+    NODE_NOT_FRESH = 346, "node_not_fresh", NotApplied, "The node to be added has a data directory that was used, or another number of shards, cluster name or node id.";
+    NO_MAJORITY_LEFT = 347, "no_majority_left", NotApplied, "Too few of the remaining voters answer; they would be no majority.";
+    NODE_UNREACHABLE = 348, "node_unreachable", NotApplied, "The node to be added does not answer; nothing was changed.";
 
     NOT_LEADER = 400, "not_leader", Retryable, "The node does not lead the shard.";
     NO_QUORUM = 401, "no_quorum", Retryable, "No majority of the shard's nodes can be reached.";
@@ -138,6 +147,7 @@ codes! {
     LEASE_EXPIRING = 407, "lease_expiring", Retryable, "The lease's end is proposed; the outcome is not known yet.";
     DEADLINE = 408, "deadline", Unknown, "The request's deadline passed before its outcome was known.";
     UNREACHABLE = 409, "unreachable", Retryable, "No node could be reached.";
+    NODE_REMOVED = 420, "node_removed", Retryable, "The node is no longer a member of the cluster; another one answers.";
     QUARANTINED = 430, "quarantined", Retryable, "The cluster was restored from a backup, and no key is granted until the old cluster's leases are over.";
     BACKUP_GONE = 431, "backup_gone", NotApplied, "The node does not have this backup of the shard; begin it anew.";
 

@@ -72,6 +72,8 @@ pub enum EventKind {
         /// The slots that its permits took: bit `i` of the bytes, lowest first, is slot `i`. Empty
         /// for other modes.
         slots: Vec<u8>,
+        /// How many permits the semaphore has; 0 for a lock.
+        limit: u32,
     },
     /// An acquire entered the queue. One of several keys has such an event for each.
     Queued {
@@ -83,6 +85,8 @@ pub enum EventKind {
         number: Number,
         /// Its wait limit, in milliseconds.
         wait_ms: u32,
+        /// What it waits for.
+        mode: Mode,
     },
     /// A wait ended; `outcome` is what its client must hear. One for several keys has such an event
     /// for each, with the same outcome.
@@ -194,4 +198,28 @@ pub enum EventKind {
     },
     /// Keys are granted from now on.
     QuarantineEnded,
+}
+
+impl EventKind {
+    /// The key that it is about; `None` for what happens to a lease.
+    pub fn key(&self) -> Option<&[u8]> {
+        match self {
+            Self::LeaseOpened { .. }
+            | Self::LeaseEnded { .. }
+            | Self::QuarantineBegan { .. }
+            | Self::QuarantineEnded => None,
+            Self::Granted { key, .. }
+            | Self::Queued { key, .. }
+            | Self::WaitEnded { key, .. }
+            | Self::Ended { key, .. }
+            | Self::ForcedPending { key, .. }
+            | Self::Vacant { key }
+            | Self::Converted { key, .. }
+            | Self::LimitChanged { key, .. }
+            | Self::DelayBegan { key, .. }
+            | Self::DelayEnded { key, .. }
+            | Self::ValueChanged { key, .. }
+            | Self::YieldAsked { key, .. } => Some(key),
+        }
+    }
 }

@@ -27,6 +27,12 @@ pub const WATCH: u8 = 12;
 /// An `UnwatchRequest`.
 pub const UNWATCH: u8 = 13;
 
+/// A `MembersRequest`.
+pub const MEMBERS: u8 = 20;
+/// A `MemberChangeRequest`.
+pub const MEMBER_CHANGE: u8 = 21;
+/// A `GroupStepRequest`; from a node to another only.
+pub const GROUP_STEP: u8 = 22;
 /// A `BackupRequest`.
 pub const BACKUP: u8 = 25;
 
@@ -61,6 +67,12 @@ pub const WATCH_END: u8 = 143;
 /// Empty: a watch was ended as asked.
 pub const UNWATCHED: u8 = 144;
 
+/// A `MembersReply`.
+pub const MEMBERS_REPLY: u8 = 150;
+/// A `MemberChangeReply`.
+pub const MEMBER_CHANGED: u8 = 151;
+/// A `ShardProgress`.
+pub const GROUP_STEPPED: u8 = 152;
 /// A `BackupReply`.
 pub const BACKUP_PART: u8 = 155;
 
@@ -93,6 +105,9 @@ pub const fn name(kind: u8) -> &'static str {
         CLAIM => "claim",
         WATCH => "watch",
         UNWATCH => "unwatch",
+        MEMBERS => "members",
+        MEMBER_CHANGE => "member_change",
+        GROUP_STEP => "group_step",
         BACKUP => "backup",
         SERVER_HELLO => "server_hello",
         OUTCOME => "outcome",
@@ -109,6 +124,9 @@ pub const fn name(kind: u8) -> &'static str {
         WATCH_NOTICE => "watch_notice",
         WATCH_END => "watch_end",
         UNWATCHED => "unwatched",
+        MEMBERS_REPLY => "members_reply",
+        MEMBER_CHANGED => "member_changed",
+        GROUP_STEPPED => "group_stepped",
         BACKUP_PART => "backup_part",
         ERROR => "error",
         PEER_MIN..=PEER_MAX => "peer",

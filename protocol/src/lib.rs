@@ -25,6 +25,7 @@ pub mod frame;
 pub mod ids;
 pub mod kind;
 pub mod limits;
+pub mod member;
 pub mod outcome;
 pub mod peer;
 pub mod planted;

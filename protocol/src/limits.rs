@@ -36,6 +36,10 @@ pub const CLAIM_HOLDERS_MAX: usize = 16;
 pub const LOCK_DELAY_MS_MAX: u32 = 60_000;
 /// Live leases of one shard.
 pub const LEASES_MAX: usize = 1_000_000;
+/// Most nodes that vote, or are to vote when the operation under way is done.
+pub const MEMBERS_MAX: usize = 5;
+/// Most nodes that a cluster has in its whole life.
+pub const MEMBERS_EVER_MAX: usize = 1000;
 /// Waiters of one key.
 pub const QUEUE_LEN_MAX: usize = 100_000;
 /// Results that one command may acknowledge.

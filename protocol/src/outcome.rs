@@ -102,4 +102,13 @@ pub enum Outcome {
         /// The shard's revision after the command.
         revision: Revision,
     },
+    /// `Member`: the member table has this version now; for `Fence`, this shard has seen it.
+    Members {
+        /// The version.
+        version: u64,
+        /// The operation that is, or was, meant; 0 if none.
+        operation: u64,
+        /// The shard's revision after the command.
+        revision: Revision,
+    },
 }

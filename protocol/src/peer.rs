@@ -54,7 +54,7 @@ pub const BIRTH_MAX: u8 = 211;
 /// Lowest kind of the services above Raft (forwarded requests, status).
 pub const SERVICE_MIN: u8 = 212;
 /// Highest kind of the services above Raft.
-pub const SERVICE_MAX: u8 = 223;
+pub const SERVICE_MAX: u8 = 222;
 
 /// True for the kinds that Raft itself answers.
 pub const fn is_raft(kind: u8) -> bool {
@@ -63,7 +63,7 @@ pub const fn is_raft(kind: u8) -> bool {
 
 /// True for the kinds of a cluster's birth.
 pub const fn is_birth(kind: u8) -> bool {
-    BIRTH_MIN <= kind && kind <= BIRTH_MAX
+    (BIRTH_MIN <= kind && kind <= BIRTH_MAX) || kind == crate::birth::KIND_JOIN
 }
 
 /// Longest address that a hello or a membership may carry, in bytes.

@@ -12,6 +12,7 @@ use crate::ids::{
     ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, Revision, ShardId, Token,
 };
 use crate::limits::MESSAGE_LEN_MAX;
+use crate::member::{MemberChangeReply, MembersReply, ShardProgress};
 use crate::outcome::Outcome;
 use crate::watch::{WatchEnd, WatchEvents, WatchNotice, WatchState};
 
@@ -462,6 +463,12 @@ pub enum Reply {
     Status(StatusReply),
     /// Kind 139.
     Claim(ClaimReply),
+    /// Kind 150.
+    Members(MembersReply),
+    /// Kind 151.
+    MemberChanged(MemberChangeReply),
+    /// Kind 152: to `GroupStep`.
+    GroupStepped(ShardProgress),
     /// Kind 155.
     Backup(BackupReply),
     /// Kind 137: an empty body, leadership moved.

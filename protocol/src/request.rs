@@ -6,6 +6,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::command::Command;
 use crate::ids::{ClusterId, HoldSetVersion, LeaseId, NodeId, Number, Secret, ShardId};
+use crate::member::{GroupStepRequest, MemberChangeRequest, MembersRequest};
 use crate::watch::{UnwatchRequest, WatchRequest};
 
 /// First frame of a client connection.
@@ -200,6 +201,12 @@ pub enum Request {
     Watch(WatchRequest),
     /// Kind 13.
     Unwatch(UnwatchRequest),
+    /// Kind 20.
+    Members(MembersRequest),
+    /// Kind 21.
+    MemberChange(MemberChangeRequest),
+    /// Kind 22.
+    GroupStep(GroupStepRequest),
     /// Kind 25.
     Backup(BackupRequest),
 }

@@ -9,7 +9,9 @@ use std::path::PathBuf;
 
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::shard::{key_hash, shard_of};
-use leasehold_protocol::{command, ids, kind, limits, outcome, reply, request, watch};
+use leasehold_protocol::{
+    command, ids, kind, limits, member, outcome, peer, reply, request, watch,
+};
 use rkyv::Archived;
 
 fn page() -> String {
@@ -82,6 +84,10 @@ fn the_sizes_of_types_are_those_of_the_code() {
             StatusReply, NodeStatus, ShardStatus, BackupReply, BackupShard, ErrorReply};
         watch::{WatchRequest, WatchFrom, UnwatchRequest, WatchEvents, WatchEvent, WatchState,
             WatchNotice, WatchEnd};
+        member::{MemberCommand, MembersRequest, MembersReply, MemberInfo, MemberOperation,
+            ShardProgress, MemberChangeRequest, MemberChange, NewMember, MemberChangeReply,
+            GroupStepRequest, GroupGoal};
+        peer::{MemberEntry};
     }
     .into();
     let said: BTreeMap<String, usize> = table("| type | bytes | fields |")
@@ -99,7 +105,7 @@ fn the_limits_are_those_of_the_code() {
     }
     let known: BTreeMap<String, u64> = limits! {
         KEY_LEN_MAX VALUE_LEN_MAX LABEL_LEN_MAX REASON_LEN_MAX TTL_MS_MIN TTL_MS_MAX SHARDS_MAX
-        WINDOW OPEN_WAITS_MAX LEASE_CLAIMS_MAX LEASES_MAX QUEUE_LEN_MAX WANTS_MAX LAST_ENDS_MAX PERMITS_MAX CLAIM_HOLDERS_MAX LOCK_DELAY_MS_MAX ACKS_MAX RENEW_BATCH_MAX PAGE_LEN_MAX
+        WINDOW OPEN_WAITS_MAX LEASE_CLAIMS_MAX LEASES_MAX QUEUE_LEN_MAX MEMBERS_MAX MEMBERS_EVER_MAX WANTS_MAX LAST_ENDS_MAX PERMITS_MAX CLAIM_HOLDERS_MAX LOCK_DELAY_MS_MAX ACKS_MAX RENEW_BATCH_MAX PAGE_LEN_MAX
         AUTH_LEN_MAX HELLO_BODY_MAX CLIENT_BODY_MAX REPLY_BODY_MAX PEER_BODY_MAX IN_FLIGHT_MAX
         IN_FLIGHT_RESERVE OUTPUT_LEN_HIGH OUTPUT_LEN_MAX MESSAGE_LEN_MAX HANDSHAKE_MS_MAX
         IDLE_MS_MAX PING_AFTER_MS CURSOR_LEN_MAX WATCHES_MAX CONNECTION_WATCHES_MAX HISTORY_BYTES

@@ -152,8 +152,9 @@ fn command_index(command: &Command) -> usize {
         Command::SetValue { .. } => 15,
         Command::AskYield { .. } => 16,
         Command::ReleaseAll { .. } => 17,
-        Command::BeginRestored { .. } => 18,
-        Command::EndQuarantine => 19,
+        Command::Member(_) => 18,
+        Command::BeginRestored { .. } => 19,
+        Command::EndQuarantine => 20,
     }
 }
 
@@ -170,6 +171,7 @@ const fn outcome_index(outcome: &Outcome) -> usize {
         Outcome::Begun { .. } => 8,
         Outcome::Refused { .. } => 9,
         Outcome::Changed { .. } => 10,
+        Outcome::Members { .. } => 11,
     }
 }
 
@@ -193,7 +195,7 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(commands, (0..=19).collect());
+    assert_eq!(commands, (0..=20).collect());
     let outcomes: BTreeSet<usize> = replies()
         .iter()
         .filter_map(|(_, reply)| match reply {
@@ -201,5 +203,5 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(outcomes, (0..=10).collect());
+    assert_eq!(outcomes, (0..=11).collect());
 }

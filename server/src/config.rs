@@ -62,6 +62,8 @@ pub struct Cluster {
 pub struct Process {
     /// This node.
     pub node_id: NodeId,
+    /// It founds no cluster, but waits until one admits it.
+    pub join: bool,
     /// The data directory.
     pub data_dir: PathBuf,
     /// Where clients connect.
@@ -222,6 +224,7 @@ impl Config {
             },
             process: Process {
                 node_id: NodeId(0),
+                join: false,
                 data_dir: PathBuf::new(),
                 client_listen: nowhere,
                 client_advertise: None,

@@ -48,7 +48,8 @@ exits! {
     Internal = 11, "internal", "A fault of the server.";
     ForcedStop = 12, "forced_stop", "A second signal came before the orderly stop was finished.";
     ChildFailed = 13, "child_failed", "`leaseholdd dev`: a node of the local cluster could not start.";
-    BackupUnusable = 14, "backup_unusable", "The backup cannot be read or is damaged; what is wrong with it is named.";
+    NodeRemoved = 14, "node_removed", "The node was removed from its cluster; its data directory is of no use any more.";
+    BackupUnusable = 15, "backup_unusable", "The backup cannot be read or is damaged; what is wrong with it is named.";
 }
 
 impl Exit {

@@ -16,7 +16,7 @@ mod told;
 
 pub use self::birth::{Birth, BirthError, BirthStore, Mint, Promise, Step};
 pub use self::data_dir::{DataDir, DataDirError, Owner, Remains};
-pub use self::driver::{BirthTransport, found};
+pub use self::driver::{BirthTransport, found, join};
 pub use self::file::FileError;
 pub use self::restore::{PlanError, RestorePlan};
 pub use self::told::Told;

@@ -11,6 +11,7 @@ pub mod error;
 mod hostile_support;
 pub mod identity;
 pub mod lease;
+pub mod member;
 pub mod net;
 pub mod node;
 pub mod raft;

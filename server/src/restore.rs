@@ -116,8 +116,10 @@ impl RestoreError {
     /// The code to exit with.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Read { .. } | Self::Unsound { .. } | Self::KeyHash { .. } => Exit::BackupUnusable,
-            Self::Plan(PlanError::Exhausted) => Exit::BackupUnusable,
+            Self::Read { .. }
+            | Self::Unsound { .. }
+            | Self::KeyHash { .. }
+            | Self::Plan(PlanError::Exhausted) => Exit::BackupUnusable,
             Self::NotLowest { .. } => Exit::Usage,
             Self::Plan(PlanError::Clock { .. }) | Self::Clock { .. } => Exit::Clock,
             Self::Survivor { .. } => Exit::DataDirUnusable,

@@ -5,6 +5,9 @@ mod raft_support;
 #[path = "shard/restored.rs"]
 mod restored;
 
+#[path = "shard/members.rs"]
+mod members;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -78,6 +81,16 @@ impl PeerService for Forwarded {
 }
 
 fn start_shard(running: &Running, beginning: Beginning) -> Rc<Shard<SimEnv>> {
+    let (shard, router) = start_routed(running, beginning);
+    running.peers.set_service(Rc::new(Forwarded(Rc::new(ForwardService::new(router)))));
+    shard
+}
+
+/// A running shard and the router over it.
+fn start_routed(
+    running: &Running,
+    beginning: Beginning,
+) -> (Rc<Shard<SimEnv>>, Rc<Router<SimEnv>>) {
     let wheel = CoreWheel::new(SimClock.now());
     let metrics = Metrics::new(1, 1).handle(0);
     let core = ShardCore { shards_total: 1, clock: SimClock, wheel: wheel.clone(), metrics };
@@ -93,12 +106,11 @@ fn start_shard(running: &Running, beginning: Beginning) -> Rc<Shard<SimEnv>> {
         founders,
         Rc::new(NoHops),
     );
-    peers.set_service(Rc::new(Forwarded(Rc::new(ForwardService::new(router)))));
     drop(SimRt::spawn(shard.clone().run_proposals()));
     drop(SimRt::spawn(shard.clone().run_deadlines()));
     drop(SimRt::spawn(shard.clone().run_leadership(beginning)));
     drop(SimRt::spawn(run_wheel(wheel, vec![shard.clone()], SimClock)));
-    shard
+    (shard, router)
 }
 
 /// The replies to one request.

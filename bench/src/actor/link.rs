@@ -46,6 +46,10 @@ impl Actor {
             }
             attempts += 1;
             match self.attempt(request, deadline, &mut |reply| interim(attempts, reply)) {
+                Ok(Some(Reply::Error(error))) if error.code == ErrorCode::NODE_REMOVED => {
+                    self.drop_wire();
+                    std::thread::sleep(BACK_OFF);
+                }
                 Ok(Some(reply)) => match retry_hint(&reply) {
                     None => return (attempts, Some(reply)),
                     Some(leader) => self.follow(leader),
@@ -188,6 +192,12 @@ impl Actor {
             let nodes = wire.hello().nodes.iter();
             self.addresses
                 .extend(nodes.filter_map(|node| Some((node.node, node.client_addr.parse().ok()?))));
+            // Members come and go: who was never named by the caller is tried too.
+            for addr in self.addresses.values() {
+                if self.learns && !self.endpoints.contains(addr) {
+                    self.endpoints.push(*addr);
+                }
+            }
             self.wire = Some(wire);
             return true;
         }

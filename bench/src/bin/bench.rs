@@ -15,7 +15,7 @@ use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::history::History;
 use leasehold_bench::load::{self, Mode, Outcome, Plan};
 use leasehold_bench::stats::{Summary, median_index};
-use leasehold_bench::{clock, failover};
+use leasehold_bench::{clock, failover, watching};
 use serde::Serialize;
 
 /// What a prototype of the same path without checksums, retry memory and state machine reached on
@@ -99,6 +99,21 @@ enum Command {
         #[arg(long, default_value_t = 5)]
         seconds: u64,
     },
+    /// From a change to the programs that watch it.
+    Watch {
+        /// Changes per second.
+        #[arg(long, default_value_t = 2_000.0)]
+        rate: f64,
+        /// Watchers.
+        #[arg(long, default_value_t = 200)]
+        watchers: usize,
+        /// Watchers that each change concerns.
+        #[arg(long, default_value_t = 10)]
+        matched: usize,
+        /// Seconds of each run.
+        #[arg(long, default_value_t = 15)]
+        seconds: u64,
+    },
     /// Runs the checkers over a kept history. Exits with 1 for a violation.
     Check {
         /// The history, JSON lines.
@@ -117,6 +132,7 @@ enum Command {
 struct Report {
     loads: Vec<Load>,
     failover: Option<Failover>,
+    watch: Vec<watching::Outcome>,
     missed_goals: Vec<String>,
 }
 
@@ -171,6 +187,17 @@ fn measure(cli: &Cli, report: &mut Report) -> io::Result<()> {
             })
         }
         Command::Failover { rounds } => run_failover(cli, rounds, report),
+        Command::Watch { rate, watchers, matched, seconds } => {
+            let plan = watching::Plan {
+                changes_per_s: rate,
+                watchers,
+                matched,
+                per_client: 10,
+                run_ms: seconds * 1_000,
+                warm_up_ms: cli.common.warm_up_s * 1_000,
+            };
+            run_watch(cli, plan, report)
+        }
         Command::Check { ref file } => check_history(file, report),
     }
 }
@@ -311,4 +338,34 @@ fn run_failover(cli: &Cli, rounds: u32, report: &mut Report) -> io::Result<()> {
     goal(report, library.p99_us < 500_000.0, "failover p99 < 500 ms");
     report.failover = Some(Failover { library, bare });
     Ok(())
+}
+
+fn run_watch(cli: &Cli, plan: watching::Plan, report: &mut Report) -> io::Result<()> {
+    println!(
+        "{:.0} changes/s, {} watchers, each change matched by {} of them, {} s a run",
+        plan.changes_per_s,
+        plan.watchers,
+        plan.matched,
+        plan.run_ms / 1_000
+    );
+    let mut work = |endpoints: &str| {
+        for _ in 0..cli.common.runs.max(1) {
+            let outcome = watching::run(endpoints, plan)?;
+            let made = outcome.changes_per_s;
+            println!("    {made:.0} changes/s; told {}", outcome.told);
+            println!("    made {}", outcome.made);
+            let (missing, failed) = (outcome.missing, outcome.failed);
+            goal(report, missing == 0, &format!("every change is told ({missing} were not)"));
+            goal(report, failed == 0, &format!("no change fails ({failed} did)"));
+            report.watch.push(outcome);
+        }
+        Ok(())
+    };
+    if let Some(addr) = cli.common.target {
+        return work(&addr.to_string());
+    }
+    let cluster = Cluster::start(spec(cli))?;
+    cluster.wait_leader(0, PATIENCE)?;
+    println!("three nodes in {}", cluster.path().display());
+    work(&cluster.endpoint_list())
 }

@@ -19,6 +19,7 @@ pub mod heals;
 mod holds;
 pub mod linear;
 mod log;
+pub mod modes;
 pub mod mutex;
 pub mod watch;
 

@@ -49,29 +49,8 @@ impl Watched {
     }
 
     fn of_mine(&self, events: &[WatchEvent]) -> Vec<WatchEvent> {
-        let mine = |event: &&WatchEvent| key_of(event).is_some_and(|key| self.covers(key));
+        let mine = |event: &&WatchEvent| event.kind.key().is_some_and(|key| self.covers(key));
         events.iter().filter(mine).cloned().collect()
-    }
-}
-
-fn key_of(event: &WatchEvent) -> Option<&[u8]> {
-    match &event.kind {
-        EventKind::LeaseOpened { .. }
-        | EventKind::LeaseEnded { .. }
-        | EventKind::QuarantineBegan { .. }
-        | EventKind::QuarantineEnded => None,
-        EventKind::Granted { key, .. }
-        | EventKind::Queued { key, .. }
-        | EventKind::WaitEnded { key, .. }
-        | EventKind::Ended { key, .. }
-        | EventKind::ForcedPending { key, .. }
-        | EventKind::Vacant { key }
-        | EventKind::Converted { key, .. }
-        | EventKind::LimitChanged { key, .. }
-        | EventKind::DelayBegan { key, .. }
-        | EventKind::DelayEnded { key, .. }
-        | EventKind::ValueChanged { key, .. }
-        | EventKind::YieldAsked { key, .. } => Some(key),
     }
 }
 
@@ -267,6 +246,7 @@ mod tests {
 
     fn granted(revision: u64, key: &str, token: u64) -> WatchEvent {
         let kind = EventKind::Granted {
+            limit: 0,
             key: key.as_bytes().to_vec(),
             lease: leasehold::LeaseId(1),
             mode: leasehold_protocol::ids::Mode::EXCLUSIVE,

@@ -20,7 +20,7 @@ const WAIT_LEFT: Duration = Duration::from_millis(2_600);
 
 const DATA_DIR_FOREIGN: i32 = 5;
 const DATA_DIR_IN_USE: i32 = 4;
-const BACKUP_UNUSABLE: i32 = 14;
+const BACKUP_UNUSABLE: i32 = 15;
 const USAGE: i32 = 2;
 // Of `leasehold`.
 const FAILED: i32 = 125;

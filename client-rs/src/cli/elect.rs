@@ -35,6 +35,7 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
     }
     let job = Job {
         key: args.name,
+        also: Vec::new(),
         value: Some(args.value),
         shared: false,
         permits: None,
@@ -72,8 +73,14 @@ async fn lead(options: &Options, args: Args) -> Result<ExitCode, CliError> {
     let (name, token) = (leadership.name().to_owned(), leadership.token().0);
     let elected = json!({ "event": "elected", "name": name, "token": token });
     tell(options.json, &elected, &format!("leads {name} under token {token}"))?;
+    let mut yields = if args.term.yields() { Some(leadership.yields()?) } else { None };
     tokio::select! {
         () = follow(options.json, &leadership) => return Ok(ExitCode::from(LOST)),
+        asked = lock::next_yield(&mut yields) => {
+            let (who, why) = (asked.who, asked.why);
+            let object = json!({ "event": "yield", "who": who, "why": why });
+            tell(options.json, &object, &format!("{who} asks to yield: {why}"))?;
+        }
         _ = &mut stopped => {}
     }
     leadership.resign().await?;

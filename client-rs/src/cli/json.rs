@@ -1,8 +1,9 @@
 //! How keys, leases and nodes look in JSON: the same in every verb.
 
 use leasehold::{
-    Delay, Holder, KeyRead, Leader, Mode, NodeStatus, Place, Role, SessionInfo, ShardId,
-    ShardStatus, Waiter, slots_of,
+    Cursor, Delay, EndReason, EventKind, Holder, KeyInfo, KeyRead, LastEnd, Leader, Mode,
+    NodeStatus, Outcome, Place, Role, SessionInfo, ShardId, ShardStatus, Waiter, WatchEvent,
+    WatchItem, slots_of,
 };
 use serde_json::{Value, json};
 
@@ -75,6 +76,36 @@ fn waiter(waiter: &Waiter) -> Value {
     object
 }
 
+/// A reason's name, and what to say of a hold that ended so.
+pub(super) const fn reason(reason: &EndReason) -> (&'static str, &'static str) {
+    match reason {
+        EndReason::Released => ("released", "was released"),
+        EndReason::LeaseExpired => ("lease_expired", "was lost: its lease expired"),
+        EndReason::SessionClosed => ("session_closed", "ended with its session"),
+        EndReason::Forced { .. } => ("forced", "was forced"),
+        EndReason::Cancelled => ("cancelled", "was cancelled"),
+        EndReason::TimedOut => ("timed_out", "timed out"),
+        EndReason::Upgraded => ("upgraded", "became exclusive"),
+    }
+}
+
+fn last_end(end: &LastEnd) -> Value {
+    let mut object = json!({
+        "lease": end.lease.0,
+        "label": end.label,
+        "token": end.token.0,
+        "reason": reason(&end.reason).0,
+        "revision": end.revision.0,
+        "at_ms": end.at_ms,
+    });
+    put_mode(&mut object, end.mode);
+    if let EndReason::Forced { who, why } = &end.reason {
+        put_bytes(&mut object, "who", who);
+        put_bytes(&mut object, "why", why);
+    }
+    object
+}
+
 fn delay(delay: &Delay) -> Value {
     let mut object = json!({
         "token": delay.token.0,
@@ -96,6 +127,9 @@ pub(super) fn key(read: &KeyRead) -> Value {
         "waiters_total": read.info.waiters_total,
         "delays": read.info.delays.iter().map(delay).collect::<Vec<_>>(),
     });
+    if let Some(end) = &read.info.last_end {
+        object["last_end"] = last_end(end);
+    }
     if read.info.limit > 0 {
         object["limit"] = read.info.limit.into();
     }
@@ -167,6 +201,158 @@ pub(super) fn node(node: &NodeStatus) -> Value {
         "version": node.version,
         "shards": node.shards.iter().map(shard).collect::<Vec<_>>(),
     })
+}
+
+/// An item of a watch; `cursor` is the position after it.
+pub(super) fn watch_item(item: &WatchItem, cursor: Option<&Cursor>) -> Value {
+    let mut object = match item {
+        WatchItem::Change { shard, revision, events } => json!({
+            "event": "change",
+            "shard": shard.0,
+            "revision": revision.0,
+            "events": events.iter().map(watch_event).collect::<Vec<_>>(),
+        }),
+        WatchItem::State { shard, revision, keys, first, last } => {
+            let read = |info: &KeyInfo| KeyRead {
+                shard: *shard,
+                revision: *revision,
+                stale: false,
+                info: info.clone(),
+            };
+            json!({
+                "event": "state",
+                "shard": shard.0,
+                "revision": revision.0,
+                "first": first,
+                "last": last,
+                "keys": keys.iter().map(|info| key(&read(info))).collect::<Vec<_>>(),
+            })
+        }
+        WatchItem::Progress { shard, revision } => {
+            json!({ "event": "progress", "shard": shard.0, "revision": revision.0 })
+        }
+        WatchItem::NoQuorum => json!({ "event": "no_quorum" }),
+        WatchItem::Quorum => json!({ "event": "quorum" }),
+        _ => json!({ "event": "unknown" }),
+    };
+    if let Some(cursor) = cursor {
+        object["cursor"] = cursor.to_string().into();
+    }
+    object
+}
+
+fn watch_event(event: &WatchEvent) -> Value {
+    let mut object = json!({ "kind": event_name(&event.kind), "label": event.label });
+    if let Some(key) = event.kind.key() {
+        put_bytes(&mut object, "key", key);
+    }
+    match &event.kind {
+        EventKind::Granted { lease, mode: held, token, .. } => {
+            object["lease"] = lease.0.into();
+            object["token"] = token.0.into();
+            put_mode(&mut object, *held);
+            put_bytes(&mut object, "value", &event.value);
+        }
+        EventKind::Queued { lease, number, .. } => {
+            object["lease"] = lease.0.into();
+            object["number"] = number.0.into();
+        }
+        EventKind::WaitEnded { lease, number, outcome, .. } => {
+            object["lease"] = lease.0.into();
+            object["number"] = number.0.into();
+            object["outcome"] = outcome_name(outcome).into();
+        }
+        EventKind::Ended { lease, token, reason, .. } => {
+            object["lease"] = lease.0.into();
+            object["token"] = token.0.into();
+            object["reason"] = reason_name(reason).into();
+            if let EndReason::Forced { who, why } = reason {
+                put_bytes(&mut object, "who", who);
+                put_bytes(&mut object, "why", why);
+            }
+        }
+        EventKind::ForcedPending { lease, token, who, why, .. } => {
+            object["lease"] = lease.0.into();
+            object["token"] = token.0.into();
+            put_bytes(&mut object, "who", who);
+            put_bytes(&mut object, "why", why);
+        }
+        EventKind::Converted { lease, token, mode: held, .. } => {
+            object["lease"] = lease.0.into();
+            object["token"] = token.0.into();
+            put_mode(&mut object, *held);
+        }
+        EventKind::LimitChanged { limit, who, .. } => {
+            object["limit"] = (*limit).into();
+            put_bytes(&mut object, "who", who);
+        }
+        EventKind::DelayBegan { token, delay_ms, .. } => {
+            object["token"] = token.0.into();
+            object["delay_ms"] = (*delay_ms).into();
+        }
+        EventKind::DelayEnded { token, .. } => object["token"] = token.0.into(),
+        EventKind::ValueChanged { lease, token, value, .. } => {
+            object["lease"] = lease.0.into();
+            object["token"] = token.0.into();
+            put_bytes(&mut object, "value", value);
+        }
+        EventKind::YieldAsked { lease, token, who, why, within_ms, .. } => {
+            object["lease"] = lease.0.into();
+            object["token"] = token.0.into();
+            object["within_ms"] = (*within_ms).into();
+            put_bytes(&mut object, "who", who);
+            put_bytes(&mut object, "why", why);
+        }
+        EventKind::QuarantineBegan { for_ms } => object["for_ms"] = (*for_ms).into(),
+        EventKind::Vacant { .. }
+        | EventKind::LeaseOpened { .. }
+        | EventKind::LeaseEnded { .. }
+        | EventKind::QuarantineEnded => {}
+    }
+    object
+}
+
+fn outcome_name(outcome: &Outcome) -> &'static str {
+    match outcome {
+        Outcome::Granted(_) => "granted",
+        Outcome::Cancelled { .. } => "cancelled",
+        Outcome::TimedOut { .. } => "timed_out",
+        Outcome::Refused { code, .. } => code.name(),
+        _ => "other",
+    }
+}
+
+pub(super) const fn reason_name(reason: &EndReason) -> &'static str {
+    match reason {
+        EndReason::Released => "released",
+        EndReason::LeaseExpired => "lease_expired",
+        EndReason::SessionClosed => "session_closed",
+        EndReason::Forced { .. } => "forced",
+        EndReason::Cancelled => "cancelled",
+        EndReason::TimedOut => "timed_out",
+        EndReason::Upgraded => "upgraded",
+    }
+}
+
+pub(super) const fn event_name(kind: &EventKind) -> &'static str {
+    match kind {
+        EventKind::LeaseOpened { .. } => "lease_opened",
+        EventKind::LeaseEnded { .. } => "lease_ended",
+        EventKind::Granted { .. } => "granted",
+        EventKind::Queued { .. } => "queued",
+        EventKind::WaitEnded { .. } => "wait_ended",
+        EventKind::Ended { .. } => "ended",
+        EventKind::ForcedPending { .. } => "forced_pending",
+        EventKind::Vacant { .. } => "vacant",
+        EventKind::Converted { .. } => "converted",
+        EventKind::LimitChanged { .. } => "limit_changed",
+        EventKind::DelayBegan { .. } => "delay_began",
+        EventKind::DelayEnded { .. } => "delay_ended",
+        EventKind::ValueChanged { .. } => "value_changed",
+        EventKind::YieldAsked { .. } => "yield_asked",
+        EventKind::QuarantineBegan { .. } => "quarantine_began",
+        EventKind::QuarantineEnded => "quarantine_ended",
+    }
 }
 
 #[cfg(test)]

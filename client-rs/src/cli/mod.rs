@@ -9,6 +9,8 @@ mod get;
 mod json;
 mod lock;
 mod ls;
+mod member;
+mod observe;
 mod options;
 mod ping;
 mod pipe;
@@ -18,6 +20,7 @@ mod status;
 mod transfer_leader;
 #[allow(unsafe_code, reason = "one call of the C library that has no safe form")]
 mod tty;
+mod watch;
 mod why;
 
 use std::io::Write;
@@ -44,12 +47,16 @@ enum Verb {
     Lock(lock::Args),
     /// Leads an election, while a command runs or until a signal
     Elect(elect::Args),
+    /// Shows who leads an election, now and at each change
+    Observe(observe::Args),
     /// Shows who holds a key and who waits for it
     Get(get::Args),
     /// Says in plain words who holds a key, until when, and who waits
     Why(why::Args),
     /// Lists keys that are held or waited for
     Ls(ls::Args),
+    /// Shows what happens to a key, to keys with a prefix, or to all
+    Watch(watch::Args),
     /// Lists live leases
     Sessions(sessions::Args),
     /// Ends somebody's hold
@@ -62,6 +69,10 @@ enum Verb {
     Status,
     /// Moves the leadership of a shard
     TransferLeader(transfer_leader::Args),
+    /// Shows and changes the cluster's members
+    Member(member::Args),
+    /// Spreads the leaders of the shards evenly over the nodes
+    SpreadLeaders,
     /// Makes and checks backups
     Backup(backup::Args),
     /// Asks for a sign of life
@@ -97,13 +108,17 @@ fn run(args: Args) -> Result<ExitCode, CliError> {
         Verb::Keeper => single(lock::keep()),
         Verb::Get(args) => shared(get::run(&options, args)),
         Verb::Ls(args) => shared(ls::run(&options, args)),
+        Verb::Watch(args) => shared(watch::run(&options, args)),
         Verb::Sessions(args) => shared(sessions::run(&options, args)),
         Verb::ForceRelease(args) => shared(force_release::run(&options, args)),
+        Verb::Observe(args) => shared(observe::run(&options, args)),
         Verb::Why(args) => shared(why::run(&options, args)),
         Verb::Yield(args) => shared(ask_yield::run(&options, args)),
         Verb::SetLimit(args) => shared(set_limit::run(&options, args)),
         Verb::Status => shared(status::run(&options)),
         Verb::TransferLeader(args) => shared(transfer_leader::run(&options, args)),
+        Verb::Member(args) => shared(member::run(&options, args)),
+        Verb::SpreadLeaders => shared(member::spread_leaders(&options)),
         Verb::Backup(args) => shared(backup::run(&options, args)),
         Verb::Ping(args) => shared(ping::run(&options, args)),
         Verb::Pipe(args) => shared(pipe::run(&options, args)),

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Holder, KeyRead, Mode};
+use leasehold::{EndReason, Holder, KeyRead, LastEnd, Mode};
 use serde_json::Value;
 
 use super::exit::CliError;
@@ -58,6 +58,7 @@ fn sentences(read: &KeyRead) -> Vec<String> {
             seconds(rest)
         ));
     }
+    said.extend(info.last_end.as_ref().map(ending));
     said.push(match info.waiters.as_slice() {
         [] => "Nobody waits.".to_owned(),
         waiters => {
@@ -115,6 +116,21 @@ fn until(key: &str, holder: &Holder, rest_ms: u32) -> String {
         delay => format!(", and a lock-delay of {} follows", seconds(delay)),
     };
     format!("If it is not renewed, its lease ends in {rest} at the earliest{delay}.")
+}
+
+fn ending(end: &LastEnd) -> String {
+    let LastEnd { label, lease, token, .. } = end;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let how = match &end.reason {
+        EndReason::Forced { who, why } => {
+            format!("was forced by {}: {}", text(who), text(why))
+        }
+        reason => json::reason(reason).1.to_owned(),
+    };
+    let at = utc(end.at_ms);
+    format!(
+        "The last hold that ended, of {label} (lease {lease}) under token {token}, {how}, at {at}."
+    )
 }
 
 fn wish(mode: Mode) -> String {

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{HoldSetVersion, Number, Secret};
+use leasehold_protocol::ids::{HoldSetVersion, Number, Secret, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::planted;
 use leasehold_protocol::reply::{OutcomeReply, Reply};
@@ -25,7 +25,7 @@ use super::cell::{HoldCell, LossCause};
 use super::change::Change;
 use super::exchange::{Exchange, Owner, as_request};
 use super::lease::{Lease, refusal_of};
-use super::options::Options;
+use super::options::{Further, Options};
 use super::route::Lane;
 use super::settle::{Adoption, OWN_GRANT, Versions};
 use super::{Core, Event, ExchangeId, Held, HoldChange, LeaseKey, OPS_MAX, OpId, SessionId, Timer};
@@ -48,6 +48,8 @@ pub(crate) enum Wait {
 pub(crate) struct AcquireRequest {
     pub(crate) session: SessionId,
     pub(crate) key: Vec<u8>,
+    /// Further keys of the same shard: all are granted in one step, or none.
+    pub(crate) more: Vec<Further>,
     pub(crate) value: Vec<u8>,
     pub(crate) wait: Wait,
     /// TTL, in milliseconds, and secret of a lease of the hold's own.
@@ -83,6 +85,7 @@ pub(crate) struct Op {
     /// The hold's own lease, once granted.
     pub(super) own_lease: Option<LeaseKey>,
     pub(super) key: Vec<u8>,
+    pub(super) more: Vec<Further>,
     value: Vec<u8>,
     pub(super) options: Options,
     wait: Wait,
@@ -117,6 +120,19 @@ impl Op {
         }
     }
 
+    /// All its keys.
+    pub(super) fn keys(&self) -> Vec<Vec<u8>> {
+        let further = self.more.iter().map(|further| further.key.clone());
+        std::iter::once(self.key.clone()).chain(further).collect()
+    }
+
+    /// The tokens of all its keys, once granted: they follow each other.
+    pub(super) fn tokens(&self) -> impl Iterator<Item = Token> + use<> {
+        let first = self.grant.as_ref().map(|grant| grant.token.0);
+        let count = self.more.len() as u64;
+        first.into_iter().flat_map(move |first| (first..=first + count).map(Token))
+    }
+
     /// The lease that holds it.
     pub(super) fn held_by(&self) -> Option<LeaseKey> {
         self.grant?;
@@ -147,6 +163,12 @@ impl Core {
         self.tick(now);
         let own = check_request(&request)?;
         let shard = self.shard_of(&request.key)?;
+        for further in &request.more {
+            if self.shard_of(&further.key)? != shard {
+                let text = "keys of several shards cannot be acquired at once: give them one {tag}";
+                return Err(Failure::new(ErrorCode::WRONG_SHARD, text));
+            }
+        }
         let open = self.sessions.get(&request.session).is_some_and(|session| !session.closing);
         if !open {
             return Err(Failure::new(ErrorCode::LEASE_DEAD, "the session was closed"));
@@ -183,6 +205,7 @@ impl Core {
             own,
             own_lease: None,
             key: request.key,
+            more: request.more,
             value: request.value,
             options: request.options,
             wait: request.wait,
@@ -230,7 +253,8 @@ impl Core {
         let op = &self.ops[&id];
         let key = op.lease;
         let lease = self.leases.get_mut(&key).expect("a pending op has a lease");
-        if let Some(leaving) = lease.leaving.get_mut(&op.key) {
+        let leaving = op.keys().into_iter().find(|key| lease.leaving.contains_key(key));
+        if let Some(leaving) = leaving.and_then(|key| lease.leaving.get_mut(&key)) {
             return leaving.blocked.push(id);
         }
         let number = lease.id.and_then(|_| lease.numbers.take());
@@ -277,7 +301,7 @@ impl Core {
         let caller = lease.caller(op.number?)?;
         let acks = caller.acks.clone();
         let wait_ms = self.wait_ms(op.wait);
-        let command = op.options.command(caller, &op.key, op.own, &op.value, wait_ms);
+        let command = op.options.command(caller, (&op.key, &op.more), op.own, &op.value, wait_ms);
         Some((as_request(lease.shard, ms, command), acks))
     }
 
@@ -323,7 +347,7 @@ impl Core {
             return self.verdict(opening);
         }
         let text = match lease {
-            Some(lease) if lease.leaving.contains_key(&op.key) => {
+            Some(lease) if op.keys().iter().any(|key| lease.leaving.contains_key(key)) => {
                 "an earlier release or cancel of this key has no answer yet"
             }
             _ => "the session has too many requests open",
@@ -432,24 +456,24 @@ impl Core {
         let doubtful = doubtful && !planted!("doubtful-grant-reported");
         let op = self.ops.get_mut(&id).expect("the caller looked it up");
         op.grant = Some(grant);
-        let (key, own) = (op.lease, op.own);
+        let (key, own, tokens) = (op.lease, op.own, op.tokens().collect::<Vec<_>>());
         let exchange = op.exchange.take();
         self.kill(exchange);
         self.leases.get_mut(&key).expect("a pending op has a lease").pending.remove(&id);
-        let adoption = self.adopt(key, &grant);
+        let adoption = self.adopt(key, &grant, tokens.len());
         let holder = match own {
             Some(own) => self.make_own_lease(id, own, &grant),
             None => key,
         };
         let lease = self.leases.get_mut(&holder).expect("just looked up or made");
-        lease.holds.insert((grant.token, id));
+        lease.holds.extend(tokens.iter().map(|token| (*token, id)));
         lease.verifying.insert(id);
         let valid = self.now < lease.cell.valid_until();
         let op = &self.ops[&id];
         if op.abandoned {
             if op.cancel.is_some_and(|cancel| cancel.release_if_granted) {
                 // The cancel gives it back; nobody is to hear of it.
-                lease.holds.remove(&(grant.token, id));
+                lease.forget_hold(id, tokens);
                 lease.verifying.remove(&id);
                 lease.releasing.insert(id);
             } else {
@@ -502,18 +526,26 @@ impl Core {
         self.remove_op(id);
     }
 
-    /// A granted hold is over.
+    /// A granted hold is over. Several keys are one hold to their holder: with one of them it has
+    /// lost all, and gives the others back.
     pub(super) fn lose_hold(&mut self, id: OpId, cause: LossCause) {
-        let Some(op) = self.ops.get(&id) else { return };
-        let Some(cell) = &op.cell else {
+        let Some(op) = self.ops.get_mut(&id).filter(|op| op.release.is_none()) else { return };
+        if let Some(cell) = &op.cell {
+            if let Some(cause) = cell.lose(cause) {
+                self.events.push_back(Event::Hold { op: id, change: HoldChange::Lost(cause) });
+            }
+        } else if !op.abandoned {
             let text = match cause {
                 LossCause::Forced => "the hold was ended by an operator before it was confirmed",
                 _ => ErrorCode::LEASE_LOST.text(),
             };
-            return self.finish_op(id, Failure::new(ErrorCode::LEASE_LOST, text));
-        };
-        if let Some(cause) = cell.lose(cause) {
-            self.events.push_back(Event::Hold { op: id, change: HoldChange::Lost(cause) });
+            let failure = Failure::new(ErrorCode::LEASE_LOST, text);
+            self.events.push_back(Event::Acquired { op: id, result: Err(failure) });
+        }
+        if cause == LossCause::Forced && !op.more.is_empty() {
+            op.abandoned = true;
+            self.timers.cancel(Timer::Op(id));
+            return self.start_release(id, false);
         }
         self.remove_op(id);
     }
@@ -543,15 +575,15 @@ impl Core {
             lease.releasing.remove(&id);
             lease.verifying.remove(&id);
             lease.capped.retain(|(_, capped)| *capped != id);
-            if let Some(grant) = &op.grant {
-                lease.holds.remove(&(grant.token, id));
-            }
+            lease.forget_hold(id, op.tokens());
         }
         if let Some(own) = op.own_lease {
             self.remove_lease(own);
         }
         for _ in 0..usize::from(op.cancel.is_some()) + usize::from(op.release.is_some()) {
-            self.arrived(op.lease, &op.key);
+            for key in op.keys() {
+                self.arrived(op.lease, &key);
+            }
         }
         self.forget_if_unused(op.lease);
         self.arm(op.lease);
@@ -584,7 +616,7 @@ impl Core {
 fn check_request(request: &AcquireRequest) -> Result<Option<OwnLease>, Failure> {
     check_key(&request.key).map_err(Failure::of)?;
     check_value(&request.value).map_err(Failure::of)?;
-    request.options.check(&request.key, request.own.is_some())?;
+    request.options.check(&request.key, &request.more, request.own.is_some())?;
     request.own.map(|(ttl_ms, secret)| Ok(OwnLease { ttl_ms: ttl(ttl_ms)?, secret })).transpose()
 }
 

@@ -11,7 +11,7 @@
 
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{Mode, Number};
+use leasehold_protocol::ids::{Mode, Number, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{HeldKey, OutcomeReply, Reply};
 use leasehold_protocol::request::Request;
@@ -67,13 +67,12 @@ impl Op {
         }
     }
 
-    /// The hold that the cluster lists is this one: under its token, or under that of an upgrade
-    /// whose answer has not come.
-    pub(super) fn is_listed_as(&self, held: &HeldKey) -> bool {
-        let token = self.grant.as_ref().map(|grant| grant.token);
+    /// The hold that the cluster lists is this one: under this token of it, or under that of an
+    /// upgrade whose answer has not come.
+    pub(super) fn is_listed_as(&self, token: Token, held: &HeldKey) -> bool {
         let upgrade = |change: &Change| change.wish == Wish::Mode(Mode::EXCLUSIVE);
         let upgrading = self.is_changing() && self.changes.front().is_some_and(upgrade);
-        token == Some(held.token) || upgrading && held.key == self.key
+        token == held.token || upgrading && held.key == self.key
     }
 }
 
@@ -96,6 +95,10 @@ impl Core {
         };
         if op.own_lease.is_some() {
             let text = "a hold with a lease of its own keeps its mode and its value";
+            return Err(Failure::new(ErrorCode::BAD_COMBINATION, text));
+        }
+        if !op.more.is_empty() {
+            let text = "a hold of several keys keeps its modes and its value";
             return Err(Failure::new(ErrorCode::BAD_COMBINATION, text));
         }
         if matches!(wish, Wish::Mode(_)) && op.options.mode.permit_count().is_some() {
@@ -200,7 +203,7 @@ impl Core {
         op.options.mode = Mode::EXCLUSIVE;
         let releasing = op.release.is_some();
         op.changes.front_mut().expect("the caller looked it up").confirming = true;
-        let adoption = self.adopt(key, &grant);
+        let adoption = self.adopt(key, &grant, 1);
         if releasing {
             return self.change_done(id, Ok(()));
         }

@@ -156,7 +156,7 @@ impl Core {
         }
     }
 
-    fn close_conn(&mut self, conn: ConnId, why: &Failure) {
+    pub(super) fn close_conn(&mut self, conn: ConnId, why: &Failure) {
         self.outputs.push_back(Output::Close { conn });
         self.lose_conn(conn, why);
     }

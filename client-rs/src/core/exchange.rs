@@ -444,8 +444,14 @@ impl Core {
         exchange.failures += 1;
         let failures = exchange.failures;
         let code = why.code;
-        exchange.last = Some(why);
+        exchange.last = Some(why.clone());
         self.note_risk(id, code);
+        if code == ErrorCode::NODE_REMOVED {
+            // Its hello has named the others.
+            let target = self.router.target_of(conn);
+            self.close_conn(conn, &why);
+            self.router.retire(target, self.now);
+        }
         if at_once {
             return self.dispatch(id, None);
         }
@@ -552,6 +558,9 @@ fn with_timeout(request: &Request, timeout_ms: u32) -> Request {
         Request::Backup(body) => body.timeout_ms = timeout_ms,
         Request::Status(body) => body.timeout_ms = timeout_ms,
         Request::Transfer(body) => body.timeout_ms = timeout_ms,
+        Request::Members(body) => body.timeout_ms = timeout_ms,
+        Request::MemberChange(body) => body.timeout_ms = timeout_ms,
+        Request::GroupStep(body) => body.timeout_ms = timeout_ms,
         Request::Hello(_) | Request::Ping | Request::Watch(_) | Request::Unwatch(_) => {}
     }
     request

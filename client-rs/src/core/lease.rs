@@ -111,12 +111,19 @@ impl Lease {
 
     /// Some hold under it was reported to its caller.
     fn is_relied_on(&self) -> bool {
-        self.holds.len() > self.verifying.len()
+        self.holds.iter().any(|(_, op)| !self.verifying.contains(op))
     }
 
     /// Some hold under it has this token.
     pub(super) fn has_token(&self, token: Token) -> bool {
         self.holds.range((token, OpId(0))..=(token, OpId(u64::MAX))).next().is_some()
+    }
+
+    /// This hold, under these tokens, is not kept any more.
+    pub(super) fn forget_hold(&mut self, op: OpId, tokens: impl IntoIterator<Item = Token>) {
+        for token in tokens {
+            self.holds.remove(&(token, op));
+        }
     }
 
     /// Who speaks, for a command under `number`.
@@ -286,7 +293,9 @@ impl Core {
     pub(super) fn tell_holds(&mut self, key: LeaseKey, change: HoldChange) {
         let lease = &self.leases[&key];
         let reported = lease.holds.iter().filter(|(_, op)| !lease.verifying.contains(op));
-        self.events.extend(reported.map(|(_, op)| Event::Hold { op: *op, change }));
+        // One of several keys is told once, under its first token.
+        let told = reported.filter(|(token, op)| self.ops[op].tokens().next() == Some(*token));
+        self.events.extend(told.map(|(_, op)| Event::Hold { op: *op, change }));
     }
 
     /// The lease is over: holds are lost, waits fail, nothing is sent for it any more but a close

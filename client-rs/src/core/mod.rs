@@ -53,7 +53,7 @@ pub use self::cell::{HoldState, LossCause, RiskCause};
 pub(crate) use self::change::Wish;
 use self::exchange::{Exchange, Owner};
 use self::lease::Lease;
-pub(crate) use self::options::{Options, check_limit};
+pub(crate) use self::options::{Further, Options, check_limit};
 use self::rng::Rng;
 use self::route::Router;
 use self::session::Session;

@@ -3,10 +3,19 @@
 use leasehold_protocol::command::{Caller, Command, OwnLease, Want};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{Mode, Token};
-use leasehold_protocol::limits::{LOCK_DELAY_MS_MAX, PERMITS_MAX};
-use leasehold_protocol::shard::{check_delay_ms, check_want};
+use leasehold_protocol::limits::{LOCK_DELAY_MS_MAX, PERMITS_MAX, WANTS_MAX};
+use leasehold_protocol::shard::{check_delay_ms, check_wants};
 
 use crate::error::Failure;
+
+/// One further key of an acquire of several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Further {
+    pub(crate) key: Vec<u8>,
+    pub(crate) mode: Mode,
+    /// See `Options::limit`.
+    pub(crate) limit: u32,
+}
 
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,14 +35,29 @@ impl Options {
         Self { mode: Mode::EXCLUSIVE, limit: 0, reentrant: false, delay_ms: 0 };
 
     /// Refuses what the cluster would refuse, naming what was given.
-    pub(crate) fn check(&self, key: &[u8], own: bool) -> Result<(), Failure> {
-        check_want(&self.want(key)).map_err(|code| match (code, self.mode.permit_count()) {
-            (ErrorCode::PERMITS_OUT_OF_RANGE, Some(count)) => {
-                let limit = self.limit;
-                let text = format!("{count} of {limit} permits are out of range: {}", code.text());
-                Failure::new(code, text)
+    pub(crate) fn check(&self, key: &[u8], more: &[Further], own: bool) -> Result<(), Failure> {
+        check_wants(&self.wants(key, more), own).map_err(|code| {
+            match (code, self.mode.permit_count()) {
+                (ErrorCode::BAD_COMBINATION, _) if !more.is_empty() => {
+                    let text =
+                        "holds of several keys cannot be re-entered or have a lease of their own";
+                    Failure::new(code, text)
+                }
+                (ErrorCode::TOO_MANY_ITEMS, _) => {
+                    let count = more.len() + 1;
+                    let text = format!(
+                        "{count} keys are too many for one acquire: {WANTS_MAX} are allowed"
+                    );
+                    Failure::new(code, text)
+                }
+                (ErrorCode::PERMITS_OUT_OF_RANGE, Some(count)) => {
+                    let limit = self.limit;
+                    let text =
+                        format!("{count} of {limit} permits are out of range: {}", code.text());
+                    Failure::new(code, text)
+                }
+                _ => Failure::of(code),
             }
-            _ => Failure::of(code),
         })?;
         if u32::try_from(self.delay_ms).map(check_delay_ms) != Ok(Ok(())) {
             let text = format!(
@@ -49,26 +73,33 @@ impl Options {
         Ok(())
     }
 
-    fn want(&self, key: &[u8]) -> Want {
+    fn wants(&self, key: &[u8], more: &[Further]) -> Vec<Want> {
         let Self { mode, limit, reentrant, .. } = *self;
-        Want { key: key.to_vec(), mode, limit, reentrant }
+        let first = Want { key: key.to_vec(), mode, limit, reentrant };
+        let further = more.iter().map(|further| Want {
+            key: further.key.clone(),
+            mode: further.mode,
+            limit: further.limit,
+            reentrant,
+        });
+        std::iter::once(first).chain(further).collect()
     }
 
     /// The command, the same in each retry.
     pub(super) fn command(
         &self,
         caller: Caller,
-        key: &[u8],
+        (key, more): (&[u8], &[Further]),
         own: Option<OwnLease>,
         value: &[u8],
         wait_ms: u32,
     ) -> Command {
         let value = value.to_vec();
-        if (self.limit, self.reentrant, self.delay_ms) == (0, false, 0) {
+        if more.is_empty() && (self.limit, self.reentrant, self.delay_ms) == (0, false, 0) {
             let (key, mode) = (key.to_vec(), self.mode);
             return Command::Acquire { caller, key, mode, own, value, wait_ms };
         }
-        let (wants, delay_ms) = (vec![self.want(key)], self.delay_ms as u32);
+        let (wants, delay_ms) = (self.wants(key, more), self.delay_ms as u32);
         Command::AcquireAll { caller, wants, own, value, wait_ms, delay_ms }
     }
 

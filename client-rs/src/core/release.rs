@@ -26,10 +26,12 @@ impl Core {
             return;
         }
         let (key, number) = (op.lease, Number(op.number.expect("the caller checked").0 + 1));
-        let name = op.key.clone();
+        let names = op.keys();
         let lease = self.leases.get_mut(&key).expect("a pending op has a lease");
         lease.numbers.begin(number);
-        lease.leaving.entry(name).or_default().on_their_way += 1;
+        for name in names {
+            lease.leaving.entry(name).or_default().on_their_way += 1;
+        }
         let shard = lease.shard;
         let cancel = Cancel { exchange: None, release_if_granted };
         self.ops.get_mut(&id).expect("looked up above").cancel = Some(cancel);
@@ -53,7 +55,7 @@ impl Core {
         let Some(op) = self.ops.get_mut(&id) else { return };
         // From here on it is not on its way; `arrived` below says so to others.
         op.cancel = None;
-        let (key, name) = (op.lease, op.key.clone());
+        let (key, names) = (op.lease, op.keys());
         let number = Number(op.number.expect("it was sent").0 + 1);
         if let Some(lease) = self.leases.get_mut(&key) {
             lease.numbers.settle(number, false);
@@ -73,7 +75,9 @@ impl Core {
             // A grant that is heard of through a cancel may be old.
             outcome => self.take_outcome(id, true, outcome),
         }
-        self.arrived(key, &name);
+        for name in names {
+            self.arrived(key, &name);
+        }
     }
 
     /// A release or cancel of this key is done: acquires that waited for it go out.
@@ -118,20 +122,22 @@ impl Core {
 
     pub(super) fn start_release(&mut self, id: OpId, awaited: bool) {
         self.drop_changes(id, false);
-        let Some(op) = self.ops.get_mut(&id) else { return };
-        let grant = op.grant.expect("only a hold is released");
+        let Some(op) = self.ops.get_mut(&id).filter(|op| op.release.is_none()) else { return };
+        assert!(op.grant.is_some(), "only a hold is released");
         op.release = Some(Release { exchange: None, awaited });
         let changing = op.is_changing();
-        let (key, name, own) = (op.lease, op.key.clone(), op.own_lease);
+        let (key, names, own, tokens) = (op.lease, op.keys(), op.own_lease, op.tokens());
         let holder = op.held_by().expect("only a hold is released");
         let number = Number(op.number.expect("it was granted").0 + 2);
         let lease = self.leases.get_mut(&holder).expect("a hold has a lease");
-        lease.holds.remove(&(grant.token, id));
+        lease.forget_hold(id, tokens);
         lease.verifying.remove(&id);
         lease.capped.retain(|(_, capped)| *capped != id);
         lease.releasing.insert(id);
         if let Some(lease) = self.leases.get_mut(&key) {
-            lease.leaving.entry(name).or_default().on_their_way += 1;
+            for name in names {
+                lease.leaving.entry(name).or_default().on_their_way += 1;
+            }
             if own.is_none() {
                 lease.numbers.begin(number);
             }
@@ -175,7 +181,11 @@ impl Core {
         }
         let caller = lease.caller(Number(op.number?.0 + 2))?;
         let acks = caller.acks.clone();
-        Some((as_request(lease.shard, ms, Command::Release { caller, key, token }), acks))
+        let command = match op.more.as_slice() {
+            [] => Command::Release { caller, key, token },
+            _ => Command::ReleaseAll { caller, acquire: op.number? },
+        };
+        Some((as_request(lease.shard, ms, command), acks))
     }
 
     pub(super) fn release_answered(

@@ -19,6 +19,9 @@ use crate::clock::BootTime;
 use crate::config::TARGETS_MAX;
 use crate::error::Failure;
 
+/// How long the address of a node that was removed is left alone; by then another one may be there.
+const REMOVED_REST: Duration = Duration::from_secs(5);
+
 /// Renewals, cancels and releases have a connection of their own, so that bulk cannot delay them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lane {
@@ -295,6 +298,15 @@ impl Router {
             }
         }
         lost.into_iter().collect()
+    }
+
+    /// An address whose node is no longer a member: it rests, and leads nothing.
+    pub(crate) fn retire(&mut self, target: Option<usize>, now: BootTime) {
+        let Some(target) = target.and_then(|target| self.targets.get_mut(target)) else { return };
+        target.not_before = now.after(REMOVED_REST);
+        if let Some(node) = target.node {
+            self.leaders.retain(|_, leader| *leader != node);
+        }
     }
 
     /// Set if every address refused the handshake for good: there is nobody to wait for.

@@ -17,7 +17,7 @@
 //! version of the grant is it known to be current, else the holds are read.
 
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{HoldSetVersion, Number};
+use leasehold_protocol::ids::{HoldSetVersion, Number, Token};
 use leasehold_protocol::outcome::Grant;
 use leasehold_protocol::planted;
 use leasehold_protocol::reply::{HeldKey, HoldsReply, Reply};
@@ -131,18 +131,19 @@ pub(super) enum Adoption {
 }
 
 impl Core {
-    /// Takes a grant's versions into account.
-    pub(super) fn adopt(&mut self, key: LeaseKey, grant: &Grant) -> Adoption {
+    /// Takes a grant's versions into account; it is of so many keys.
+    pub(super) fn adopt(&mut self, key: LeaseKey, grant: &Grant, keys: usize) -> Adoption {
         let lease = self.leases.get_mut(&key).expect("a granted op's lease is known");
         let versions = &mut lease.versions;
         let entered_again = grant.version_before == grant.version_after;
         if versions.settled && !entered_again && grant.version_after.0 <= versions.from {
-            let claimed = versions.unclaimed.iter().position(|held| held.token == grant.token);
-            match claimed {
-                Some(index) => drop(versions.unclaimed.swap_remove(index)),
-                // The holds were read after this grant, and it was not among them, or another entry
-                // of the hold had been named already.
-                None => self.doubt(key),
+            let tokens = grant.token.0..grant.token.0 + keys as u64;
+            let before = versions.unclaimed.len();
+            versions.unclaimed.retain(|held| !tokens.contains(&held.token.0));
+            // The holds were read after this grant, and it was not among them, or another entry of
+            // the hold had been named already.
+            if versions.unclaimed.len() + keys != before {
+                self.doubt(key);
             }
             return Adoption::Doubtful;
         }
@@ -235,13 +236,12 @@ impl Core {
     /// Holds that the cluster did not list, though it knew of their grant, have ended.
     fn drop_unlisted(&mut self, key: LeaseKey, reply: &HoldsReply) {
         let lease = &self.leases[&key];
-        let ended = |id: &&OpId| {
-            let op = &self.ops[*id];
-            let listed = reply.holds.iter().any(|held| op.is_listed_as(held));
-            !listed && op.granted_at() <= reply.version
+        let ended = |(token, id): &(Token, OpId)| {
+            let op = &self.ops[id];
+            let listed = reply.holds.iter().any(|held| op.is_listed_as(*token, held));
+            (!listed && op.granted_at() <= reply.version).then_some(*id)
         };
-        let holds = lease.holds.iter().map(|(_, op)| op);
-        for op in holds.filter(ended).copied().collect::<Vec<_>>() {
+        for op in lease.holds.iter().filter_map(ended).collect::<Vec<_>>() {
             self.lose_hold(op, LossCause::Forced);
         }
     }
@@ -250,9 +250,9 @@ impl Core {
     fn cap_hold(&mut self, key: LeaseKey, held: &HeldKey) {
         let Some(lease) = self.leases.get(&key) else { return };
         let until = lease.cell.valid_until();
-        let meant = |op: &&OpId| self.ops[*op].is_listed_as(held);
-        let entries: Vec<OpId> =
-            lease.holds.iter().map(|(_, op)| op).filter(meant).copied().collect();
+        let meant =
+            |(token, op): &(Token, OpId)| self.ops[op].is_listed_as(*token, held).then_some(*op);
+        let entries: Vec<OpId> = lease.holds.iter().filter_map(meant).collect();
         for op in entries {
             let Some(lease) = self.leases.get_mut(&key) else { return };
             if lease.verifying.contains(&op) {
@@ -267,7 +267,7 @@ impl Core {
 
 #[cfg(test)]
 mod tests {
-    use leasehold_protocol::ids::{LeaseId, Revision, Token};
+    use leasehold_protocol::ids::{LeaseId, Revision};
 
     use super::*;
 

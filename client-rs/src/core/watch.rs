@@ -14,8 +14,9 @@ use std::mem::size_of;
 use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::event::EventKind;
 use leasehold_protocol::ids::{RequestId, Revision, ShardId};
-use leasehold_protocol::reply::{KeyInfo, Reply};
+use leasehold_protocol::reply::{Holder, KeyInfo, Reply, Waiter};
 use leasehold_protocol::request::Request;
 use leasehold_protocol::shard::{check_key, check_key_bound};
 use leasehold_protocol::watch::{
@@ -67,12 +68,27 @@ impl Item {
     /// About what it costs to keep it.
     fn bytes(&self) -> usize {
         let carried = match self {
-            Self::Change { events, .. } => events.len() * (size_of::<WatchEvent>() + 64),
-            Self::State { keys, .. } => keys.len() * (size_of::<KeyInfo>() + 512),
+            Self::Change { events, .. } => events.iter().map(event_bytes).sum(),
+            Self::State { keys, .. } => keys.iter().map(info_bytes).sum(),
             _ => 0,
         };
         size_of::<Self>() + carried
     }
+}
+
+fn event_bytes(event: &WatchEvent) -> usize {
+    let changed = match &event.kind {
+        EventKind::ValueChanged { value, .. } => value.len(),
+        _ => 0,
+    };
+    let key = event.kind.key().map_or(0, <[u8]>::len);
+    size_of::<WatchEvent>() + 64 + key + changed + event.value.len() + event.label.len()
+}
+
+fn info_bytes(info: &KeyInfo) -> usize {
+    let holders = info.holders.iter().map(|holder| size_of::<Holder>() + holder.value.len());
+    let waiters = info.waiters.len() * (size_of::<Waiter>() + 32);
+    size_of::<KeyInfo>() + 64 + holders.sum::<usize>() + waiters
 }
 
 /// One shard of a watch.

@@ -17,6 +17,9 @@ use leasehold_protocol::reply::{
     RenewResult, Reply, Role, ServerHello, SessionsReply, ShardStatus, StatusReply,
 };
 use leasehold_protocol::request::{Freshness, RenewItem, Request};
+use leasehold_protocol::watch::{
+    WatchEnd, WatchEndReason, WatchEvent, WatchEvents, WatchFrom, WatchRequest, WatchState,
+};
 
 /// A reply and where it goes: connection and request.
 pub(crate) type Addressed = (u64, RequestId, Reply);
@@ -32,9 +35,13 @@ pub(crate) struct Authority {
     forced_ends: BTreeMap<Token, (u64, Vec<u8>)>,
     delay_ends: BTreeMap<Token, (u64, Vec<u8>)>,
     waiting: BTreeMap<(LeaseId, Number), (u64, RequestId)>,
+    /// Watches of one key each.
+    watches: BTreeMap<(u64, RequestId), Vec<u8>>,
     out: Vec<Addressed>,
     /// Hands out the last moment at which each renewal was acknowledged.
     pub(crate) renewals: u64,
+    /// Lock-delays begun.
+    pub(crate) delays: u64,
 }
 
 impl Authority {
@@ -48,8 +55,10 @@ impl Authority {
             forced_ends: BTreeMap::new(),
             delay_ends: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            watches: BTreeMap::new(),
             out: Vec::new(),
             renewals: 0,
+            delays: 0,
         };
         authority.apply(&Command::Begin { token_base: Token(1000) }, 0);
         authority
@@ -58,6 +67,7 @@ impl Authority {
     fn apply(&mut self, command: &Command, now: u64) -> Outcome {
         let mut events = Vec::new();
         let outcome = self.state.apply(now / NS_PER_MS, command, &mut events);
+        self.tell_watches(&events);
         for event in events {
             self.note(event, now);
         }
@@ -92,6 +102,7 @@ impl Authority {
             EventKind::DelayBegan { key, token, delay_ms } => {
                 let end = now + u64::from(delay_ms) * NS_PER_MS;
                 self.delay_ends.insert(token, (end, key));
+                self.delays += 1;
             }
             EventKind::DelayEnded { token, .. } => {
                 self.delay_ends.remove(&token);
@@ -138,6 +149,7 @@ impl Authority {
     }
 
     pub(crate) fn drop_conn(&mut self, conn: u64) {
+        self.watches.retain(|(of, _), _| *of != conn);
         self.waiting.retain(|_, (of, _)| *of != conn);
     }
 
@@ -200,8 +212,17 @@ impl Authority {
             Request::Backup(_) => error(ErrorCode::BACKUP_GONE),
             Request::Status(_) => self.status(),
             Request::Transfer(_) => Reply::Transferred,
+            Request::Members(_) | Request::MemberChange(_) | Request::GroupStep(_) => {
+                error(ErrorCode::UNKNOWN_KIND)
+            }
             Request::Ping => Reply::Pong,
-            Request::Watch(_) | Request::Unwatch(_) => error(ErrorCode::UNKNOWN_KIND),
+            Request::Watch(body) => self.watch(conn, id, body),
+            Request::Unwatch(body) => {
+                self.watches.remove(&(conn, body.id));
+                let (shard, reason) = (ShardId(0), WatchEndReason::Cancelled);
+                self.out.push((conn, body.id, Reply::WatchEnd(WatchEnd { shard, reason })));
+                Reply::Unwatched
+            }
         };
         let mut out = std::mem::take(&mut self.out);
         out.push((conn, id, reply));
@@ -218,6 +239,47 @@ impl Authority {
             self.waiting.insert((caller.lease, caller.number), (conn, id));
         }
         done(outcome)
+    }
+
+    /// Watches of a key from its state: all that the tests need.
+    fn watch(&mut self, conn: u64, id: RequestId, body: &WatchRequest) -> Reply {
+        let info = self.state.key_info(&body.key);
+        if body.prefix || body.from != WatchFrom::State {
+            return error(ErrorCode::UNKNOWN_KIND);
+        }
+        self.watches.insert((conn, id), body.key.clone());
+        let used = !(info.holders.is_empty() && info.waiters.is_empty());
+        let keys = if used { vec![info] } else { Vec::new() };
+        let (shard, revision) = (ShardId(0), self.state.revision());
+        Reply::WatchState(WatchState { shard, revision, first: true, keys, more: false })
+    }
+
+    fn tell_watches(&mut self, events: &[Event]) {
+        let (shard, revision) = (ShardId(0), self.state.revision());
+        for ((conn, id), key) in &self.watches {
+            let info = self.state.key_info(key);
+            let watched = events.iter().filter_map(|event| {
+                let (of, token) = match &event.kind {
+                    EventKind::Granted { key, token, .. }
+                    | EventKind::Ended { key, token, .. }
+                    | EventKind::ValueChanged { key, token, .. }
+                    | EventKind::YieldAsked { key, token, .. } => (key, *token),
+                    _ => return None,
+                };
+                let holder = info.holders.iter().find(|holder| holder.token == token);
+                (of == key).then(|| WatchEvent {
+                    revision: event.revision,
+                    kind: event.kind.clone(),
+                    label: holder.map_or_else(String::new, |holder| holder.label.clone()),
+                    value: holder.map_or_else(Vec::new, |holder| holder.value.clone()),
+                })
+            });
+            let events: Vec<WatchEvent> = watched.collect();
+            if !events.is_empty() {
+                let told = WatchEvents { shard, revision, events, more: false };
+                self.out.push((*conn, *id, Reply::WatchEvents(told)));
+            }
+        }
     }
 
     fn renew(&mut self, item: RenewItem, now: u64) -> RenewResult {

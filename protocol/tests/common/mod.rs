@@ -8,10 +8,16 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::frame::{MAGIC, VERSION_MAX, VERSION_MIN};
 use leasehold_protocol::ids::{
-    ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, RequestId, Revision, Secret, ShardId,
-    Token,
+    ClusterId, DiskId, HoldSetVersion, LeaseId, Mode, NodeId, Number, RequestId, Revision, Secret,
+    ShardId, Token,
+};
+use leasehold_protocol::member::{
+    GroupGoal, GroupStepRequest, MemberChange, MemberChangeReply, MemberChangeRequest,
+    MemberCommand, MemberInfo, MemberOperation, MemberPhase, MembersReply, MembersRequest,
+    NewMember, ShardProgress, Standing,
 };
 use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::peer::MemberEntry;
 use leasehold_protocol::reply::{
     BackupReply, BackupShard, ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply,
     KeyInfo, KeysReply, LastEnd, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply,
@@ -72,6 +78,7 @@ pub(crate) fn client_hello() -> ClientHello {
 fn commands() -> Vec<(&'static str, Request)> {
     let mut all = plain_commands();
     all.extend(further_commands());
+    all.extend(restored_commands());
     all
 }
 
@@ -119,10 +126,8 @@ fn plain_commands() -> Vec<(&'static str, Request)> {
     ]
 }
 
-fn further_commands() -> Vec<(&'static str, Request)> {
-    let key = b"jobs/nightly".to_vec();
+fn restored_commands() -> Vec<(&'static str, Request)> {
     vec![
-        ("begin", command(Command::Begin { token_base: TOKEN })),
         (
             "begin-restored",
             command(Command::BeginRestored {
@@ -133,6 +138,13 @@ fn further_commands() -> Vec<(&'static str, Request)> {
             }),
         ),
         ("end-quarantine", command(Command::EndQuarantine)),
+    ]
+}
+
+fn further_commands() -> Vec<(&'static str, Request)> {
+    let key = b"jobs/nightly".to_vec();
+    vec![
+        ("begin", command(Command::Begin { token_base: TOKEN })),
         ("expire", command(Command::Expire { lease: LeaseId(7) })),
         ("end-forced", command(Command::EndForced { key: key.clone(), token: TOKEN })),
         (
@@ -203,6 +215,13 @@ fn further_commands() -> Vec<(&'static str, Request)> {
                 within_ms: 60_000,
             }),
         ),
+        (
+            "member",
+            command(Command::Member(MemberCommand::Start {
+                add: Some(member_entry()),
+                remove: Some(NodeId(2)),
+            })),
+        ),
         ("time-out", command(Command::TimeOut { lease: LeaseId(7), number: Number(40) })),
     ]
 }
@@ -240,8 +259,15 @@ fn watch_events() -> Vec<WatchEvent> {
     let outcome = Outcome::TimedOut { revision: REVISION };
     let reason = EndReason::Forced { who: who.clone(), why: why.clone() };
     let kinds = vec![
-        EventKind::Granted { key: key.clone(), lease, mode, token, slots: vec![0b101, 1] },
-        EventKind::Queued { key: key.clone(), lease, number, wait_ms: 10_000 },
+        EventKind::Granted {
+            key: key.clone(),
+            lease,
+            mode,
+            token,
+            slots: vec![0b101, 1],
+            limit: 12,
+        },
+        EventKind::Queued { key: key.clone(), lease, number, wait_ms: 10_000, mode },
         EventKind::WaitEnded { key: key.clone(), lease, number, outcome },
         EventKind::Ended { key: key.clone(), lease, token, reason },
         EventKind::Ended { key: key.clone(), lease, token, reason: EndReason::LeaseExpired },
@@ -289,6 +315,15 @@ fn watch_replies() -> Vec<(&'static str, Reply)> {
     ]
 }
 
+pub(crate) fn member_entry() -> MemberEntry {
+    MemberEntry {
+        node: NodeId(4),
+        disk: DiskId(*b"a-data-directory"),
+        peer_addr: "10.0.0.4:7401".to_owned(),
+        client_addr: "10.0.0.4:7400".to_owned(),
+    }
+}
+
 /// Every request, by the name of its golden file.
 pub(crate) fn requests() -> Vec<(&'static str, Request)> {
     let (shard, timeout_ms) = (ShardId(3), 5_000);
@@ -330,6 +365,30 @@ pub(crate) fn requests() -> Vec<(&'static str, Request)> {
         ("backup", Request::Backup(BackupRequest { shard, ticket: 99, part: 2, timeout_ms })),
         ("status", Request::Status(StatusRequest { timeout_ms })),
         ("transfer", Request::Transfer(TransferRequest { shard, to: NodeId(2), timeout_ms })),
+        ("members", Request::Members(MembersRequest { timeout_ms })),
+        (
+            "member-change",
+            Request::MemberChange(MemberChangeRequest {
+                change: MemberChange::Replace {
+                    old: NodeId(2),
+                    new: NewMember {
+                        node: NodeId(4),
+                        peer_addr: "10.0.0.4:7401".to_owned(),
+                        client_addr: String::new(),
+                    },
+                },
+                timeout_ms,
+            }),
+        ),
+        (
+            "group-step",
+            Request::GroupStep(GroupStepRequest {
+                shard,
+                version: 5,
+                goal: GroupGoal::Voters(vec![member_entry()]),
+                timeout_ms,
+            }),
+        ),
         ("ping", Request::Ping),
     ];
     all.extend(watches());
@@ -386,6 +445,7 @@ fn outcomes() -> Vec<(&'static str, Reply)> {
         ("closed", outcome(Outcome::Closed { revision })),
         ("forced", outcome(Outcome::Forced { token, passed_on: true, revision })),
         ("begun", outcome(Outcome::Begun { revision })),
+        ("members-outcome", outcome(Outcome::Members { version: 5, operation: 4, revision })),
         ("changed", outcome(Outcome::Changed { token, revision })),
         ("refused", outcome(Outcome::Refused { code, token, revision })),
     ]
@@ -540,6 +600,35 @@ fn status_reply() -> StatusReply {
     }
 }
 
+fn members_reply() -> MembersReply {
+    let used = MemberEntry {
+        node: NodeId(2),
+        peer_addr: String::new(),
+        client_addr: String::new(),
+        ..member_entry()
+    };
+    MembersReply {
+        revision: REVISION,
+        version: 5,
+        members: vec![
+            MemberInfo { entry: used, standing: Standing::Removed },
+            MemberInfo { entry: member_entry(), standing: Standing::Joining },
+        ],
+        operation: Some(MemberOperation {
+            operation: 5,
+            phase: MemberPhase::Learn,
+            add: NodeId(4),
+            remove: NodeId(0),
+        }),
+        progress: vec![ShardProgress {
+            shard: ShardId(3),
+            done: false,
+            behind: 1200,
+            waits: "1200 entries behind".to_owned(),
+        }],
+    }
+}
+
 pub(crate) fn error_reply() -> ErrorReply {
     ErrorReply {
         leader: NodeId(2),
@@ -582,6 +671,9 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ("claim-holds-all", claim_reply(Claimed::HoldsAll(holds_reply().holds))),
         ("backup-part", Reply::Backup(backup_reply())),
         ("status-reply", Reply::Status(status_reply())),
+        ("members-reply", Reply::Members(members_reply())),
+        ("member-changed", Reply::MemberChanged(MemberChangeReply { operation: 5 })),
+        ("group-stepped", Reply::GroupStepped(members_reply().progress.remove(0))),
         ("transferred", Reply::Transferred),
         ("pong", Reply::Pong),
         ("error", Reply::Error(error_reply())),

@@ -225,6 +225,7 @@ impl State {
             lease: ticket.lease,
             number: ticket.number,
             wait_ms: waiter.wait_ms,
+            mode: waiter.mode,
         };
         let position = self.line_up(key, waiter);
         self.remember_waiting(step, ticket);

@@ -92,6 +92,10 @@ impl State {
             return self.refusal(ErrorCode::DELAYED, Token(*token));
         }
         if let Some((_, other)) = entry.holds.iter().find(|(holder, _)| **holder != lease) {
+            // Planted: it waits for the other reader, who may wait for it.
+            if planted!("upgrade-waits") {
+                return Outcome::Queued { position: 0, revision: Revision(self.revision) };
+            }
             return self.refusal(ErrorCode::UPGRADE_CONFLICT, other.token);
         }
         if self.last_token >= TOKEN_MAX {

@@ -37,9 +37,13 @@ pub(crate) fn whole(state: &State, items: Sum) -> u64 {
         .word(state.last_token)
         .word(state.last_lease)
         .word(items.0);
-    match state.quarantine_ms {
+    let mix = match state.quarantine_ms {
+        0 => mix,
+        quarantine_ms => mix.word(QUARANTINE).word(quarantine_ms.into()),
+    };
+    match state.members.print() {
         0 => mix.done(),
-        quarantine_ms => mix.word(QUARANTINE).word(quarantine_ms.into()).done(),
+        print => mix.word(print).done(),
     }
 }
 
@@ -144,6 +148,9 @@ fn outcome(mix: Mix, outcome: &Outcome) -> Mix {
         Outcome::Begun { revision } => mix.word(9).word(revision.0),
         Outcome::Refused { code, token, revision } => {
             mix.word(10).word(code.0.into()).word(token.0).word(revision.0)
+        }
+        Outcome::Members { version, operation, revision } => {
+            mix.word(12).word(version).word(operation).word(revision.0)
         }
         Outcome::Changed { token, revision } => mix.word(11).word(token.0).word(revision.0),
     }

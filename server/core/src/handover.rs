@@ -106,7 +106,8 @@ impl State {
         entry.limit = limit;
         assert!(entry.admits(mode), "incompatible holds never meet (G1)");
         let permits = mode.permit_count().unwrap_or(0);
-        let slots = entry.taken.take_lowest(permits, limit);
+        let room = entry.room();
+        let slots = entry.taken.take_lowest(permits, room);
         entry.floor = if mode == Mode::EXCLUSIVE { 0 } else { floor.0 };
         let hold = Hold {
             token,
@@ -124,7 +125,8 @@ impl State {
         let hash = digest::hold(key, holder, &hold).wrapping_add(digest::own(key, entry));
         entry.holds.insert(holder, hold);
         self.sum.add(hash);
-        let event = EventKind::Granted { key: key.to_vec(), lease: holder, mode, token, slots };
+        let key = key.to_vec();
+        let event = EventKind::Granted { key, lease: holder, mode, token, slots, limit };
         self.emit(step, event);
         (token, floor)
     }

@@ -151,6 +151,8 @@ fn check_counters(state: &State) -> Result<(), String> {
     let last = state.leases.last().map_or(0, |(id, _)| id.0);
     let first = state.leases.first().map_or(1, |(id, _)| id.0);
     ensure!(last <= state.last_lease && first > 0, "lease {last} was never minted");
+    let members = state.members.check();
+    ensure!(members.is_ok(), "{}", members.err().unwrap_or_default());
     Ok(())
 }
 

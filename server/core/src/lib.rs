@@ -28,6 +28,7 @@ mod hash;
 pub mod invariants;
 pub mod lease;
 mod lifecycle;
+mod members;
 mod memory;
 mod quarantine;
 mod reenter;
@@ -43,6 +44,7 @@ mod view;
 pub mod wheel;
 
 pub use batch::{BATCH_VERSION, Batch, BatchWriter, DecodeError};
+pub use members::Members;
 pub use memory::Kind;
 pub use state::State;
 pub use view::{LeaseView, PAGE_BYTES_MAX, Remembered};

@@ -7,6 +7,7 @@
 
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Revision, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::planted;
 
 use crate::blob::Key;
 use crate::digest;
@@ -53,6 +54,10 @@ impl State {
         let entry = self.keys.get(key).expect("a held key is in the table");
         let hold = entry.holds.get(&lease).expect("the caller knows the hold");
         let (first, part, token) = (hold.number, hold.part, hold.token);
+        // Planted (G1): the first release ends a hold that was entered more than once.
+        if planted!("entry-released-for-all") {
+            return None;
+        }
         let last = *hold.again.last()?;
         let (left, heir) = if number == first {
             (number, Some(hold.again[0]))

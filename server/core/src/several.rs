@@ -150,6 +150,7 @@ impl State {
                 lease: ticket.lease,
                 number: ticket.number,
                 wait_ms: waiter.wait_ms,
+                mode: waiter.mode,
             };
             self.entry_to_wait(&key, limit);
             position = position.max(self.line_up(&key, waiter));

@@ -26,6 +26,7 @@ use crate::blob::{Key, Name};
 use crate::cow::Map;
 use crate::digest;
 use crate::hash::Sum;
+use crate::members::Members;
 use crate::quarantine::Bases;
 use crate::table::{End, Keys, Lease, Leases};
 
@@ -63,6 +64,8 @@ pub struct State {
     pub(crate) own_waiters: usize,
     /// Holds, their further entries, ghosts and waiters. Follows from `keys`.
     pub(crate) claims: usize,
+    /// The member table, and this shard's fence.
+    pub(crate) members: Rc<Members>,
 }
 
 /// One command on its way through `apply`.
@@ -92,6 +95,7 @@ impl State {
             ends_in_order: Map::default(),
             own_waiters: 0,
             claims: 0,
+            members: Rc::default(),
         }
     }
 
@@ -156,6 +160,7 @@ impl State {
             Command::Convert { caller, key, token, mode } => {
                 self.convert(step, caller, key, *token, *mode)
             }
+            Command::Member(command) => self.member(step, command),
         }
     }
 

@@ -221,7 +221,7 @@ impl KeyState {
     /// knows how modes go together. Ghosts keep out what their holds kept out.
     pub(crate) fn admits(&self, mode: Mode) -> bool {
         if let Some(permits) = mode.permit_count() {
-            return self.taken.count().saturating_add(permits) <= self.limit;
+            return self.taken.count().saturating_add(permits) <= self.room();
         }
         match mode {
             Mode::SHARED => self.present_mode().is_none_or(|present| present == Mode::SHARED),
@@ -229,6 +229,12 @@ impl KeyState {
             Mode::EXCLUSIVE => !self.is_taken() || planted!("two-holders"),
             _ => unreachable!("no other mode gets past validation"),
         }
+    }
+
+    /// How many permits may be taken.
+    pub(crate) fn room(&self) -> u32 {
+        // Planted (G1): a semaphore has a permit more than its limit.
+        self.limit + u32::from(planted!("permit-too-many") && self.limit > 0)
     }
 
     /// What is there goes together, so one of them speaks for all.
@@ -264,7 +270,9 @@ impl KeyState {
 
     /// Whether an acquire of this mode may be granted at once.
     pub(crate) fn is_free_for(&self, mode: Mode) -> bool {
-        self.queue.is_empty() && self.admits(mode)
+        // Planted (G4): readers pass by a waiting writer.
+        let passes = mode == Mode::SHARED && planted!("readers-starve-writers");
+        (self.queue.is_empty() || passes) && self.admits(mode)
     }
 
     /// The floor of one of its holds.

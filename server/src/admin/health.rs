@@ -26,6 +26,8 @@ pub enum Phase {
     Running = 2,
     /// Handing over and stopping.
     Stopping = 3,
+    /// Removed from the cluster: serves nobody.
+    Removed = 4,
 }
 
 /// What a core says about one of its shards; to be repeated at least every second.
@@ -85,6 +87,7 @@ impl Health {
             0 => Phase::Starting,
             1 => Phase::WaitingForAdmission,
             2 => Phase::Running,
+            4 => Phase::Removed,
             _ => Phase::Stopping,
         }
     }
@@ -121,6 +124,7 @@ impl Health {
             Phase::Starting => "starting\n",
             Phase::WaitingForAdmission => "waiting for admission\n",
             Phase::Stopping => "stopping\n",
+            Phase::Removed => "removed from the cluster\n",
         };
         let mut reasons = phase.to_owned();
         for (number, shard) in self.shards.iter().enumerate() {

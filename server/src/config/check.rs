@@ -71,7 +71,11 @@ impl Config {
 
     fn check_members(&self, problems: &mut Problems) {
         let peers = &self.cluster.peers;
-        problems.unless(matches!(peers.len(), 1 | 3 | 5), "peers", || {
+        let join = self.process.join;
+        problems.unless(!join || peers.len() > 1, "join", || {
+            "peers names no other node that could admit this one".to_owned()
+        });
+        problems.unless(join || matches!(peers.len(), 1 | 3 | 5), "peers", || {
             format!(
                 "{} nodes; a cluster has 1, 3 or 5 (an even one survives no more failures)",
                 peers.len()

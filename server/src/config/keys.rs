@@ -242,6 +242,20 @@ pub const KEYS: &[Key] = &[
         put: put!(process.node_id = |text| number(text, 1, i64::MAX as u64).map(NodeId)),
     },
     Key {
+        name: "join",
+        scope: Scope::Process,
+        kind: Kind::Switch,
+        placeholder: "BOOL",
+        fallback: Fallback::Value("false"),
+        unit: "",
+        range: "true or false",
+        meaning: "This node founds no cluster: with an empty data directory it asks the other nodes \
+            of `peers`, any of the cluster's, until `leasehold member add` or `member replace` \
+            admits it. `peers` may then have any number of items. Of no effect once the node \
+            belongs to a cluster.",
+        put: put!(process.join = switch),
+    },
+    Key {
         name: "data-dir",
         scope: Scope::Process,
         kind: Kind::Text,

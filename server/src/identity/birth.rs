@@ -17,7 +17,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use leasehold_protocol::birth::{
-    BirthAnswer, BirthMember, BirthPropose, BirthRecord, BirthReply, KIND_PROPOSE, KIND_QUERY, Plan,
+    BirthAnswer, BirthMember, BirthPropose, BirthRecord, BirthReply, JoinAnswer, KIND_PROPOSE,
+    KIND_QUERY, Plan,
 };
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{ClusterId, NodeId};
@@ -35,6 +36,8 @@ pub struct Promise {
     pub record: BirthRecord,
     /// The node may run its shards. False only at the lowest node, until all have promised.
     pub founded: bool,
+    /// The node did not found the cluster but was admitted later: it initialises nothing.
+    pub joined: bool,
 }
 
 /// Where a promise is kept.
@@ -105,6 +108,14 @@ pub enum BirthError {
         /// The build's date, in Unix milliseconds.
         earliest_ms: u64,
     },
+    /// A member of the cluster refuses this node for good.
+    #[error("node {by} refuses this node: {}", code.text())]
+    NotAdmitted {
+        /// Who.
+        by: NodeId,
+        /// Why.
+        code: ErrorCode,
+    },
     /// The clock is behind the old cluster's.
     #[error(
         "the wall clock ({wall_ms} ms since 1970) is behind that of the cluster that is restored \
@@ -125,9 +136,10 @@ impl BirthError {
     /// The code to exit with.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::OtherPlan { .. } | Self::NotMember(_) | Self::NotLowest(_) => {
-                Exit::DataDirForeign
-            }
+            Self::OtherPlan { .. }
+            | Self::NotMember(_)
+            | Self::NotLowest(_)
+            | Self::NotAdmitted { .. } => Exit::DataDirForeign,
             Self::RecordLost(_) => Exit::DataDirUnusable,
             Self::Clock { .. } | Self::ClockBehindOld { .. } => Exit::Clock,
             Self::Store(_) => Exit::StorageFailed,
@@ -155,8 +167,13 @@ impl Birth {
     pub fn new(me: BirthMember, plan: Plan, stored: Option<Promise>) -> Result<Self, BirthError> {
         assert!(plan.nodes.contains(&me.node), "a checked configuration lists its own node");
         assert!(plan.nodes.is_sorted(), "plans are compared as sorted lists");
-        if let Some(Promise { record, .. }) = &stored {
-            if let Some((what, stored, configured)) = difference(&record.plan(), &plan) {
+        if let Some(Promise { record, founded, .. }) = &stored {
+            let mut planned = record.plan();
+            // Members come and go later; until then the list is what all must agree on.
+            if *founded {
+                planned.nodes.clone_from(&plan.nodes);
+            }
+            if let Some((what, stored, configured)) = difference(&planned, &plan) {
                 return Err(BirthError::OtherPlan { what, stored, configured });
             }
             if record.member(me.node).is_none_or(|member| member.disk != me.disk) {
@@ -197,7 +214,49 @@ impl Birth {
 
     /// True if this node initialises the shards of its cluster.
     pub fn initialises(&self) -> bool {
-        self.plan.nodes.first() == Some(&self.me.node)
+        match &self.promise {
+            Some(promise) => {
+                let first = promise.record.members.first();
+                !promise.joined && first.map(|member| member.node) == Some(self.me.node)
+            }
+            None => self.plan.nodes.first() == Some(&self.me.node),
+        }
+    }
+
+    /// This node, as it stands in records.
+    pub fn me(&self) -> &BirthMember {
+        &self.me
+    }
+
+    /// Takes the answer of a member of the cluster that this node wants to join: what to save, if
+    /// it was admitted.
+    pub fn joined(
+        &mut self,
+        by: NodeId,
+        answer: &JoinAnswer,
+    ) -> Result<Option<Promise>, BirthError> {
+        if self.promise.is_some() {
+            return Ok(None);
+        }
+        self.admission = true;
+        let record = match answer {
+            JoinAnswer::Unknown => return Ok(None),
+            JoinAnswer::Refused(code) => {
+                return Err(BirthError::NotAdmitted { by, code: *code });
+            }
+            JoinAnswer::Admitted(record) => record,
+        };
+        let mine = record.member(self.me.node).is_some_and(|member| member.disk == self.me.disk);
+        if !record.is_well_formed() || !mine {
+            return Ok(None);
+        }
+        let mut planned = record.plan();
+        planned.nodes.clone_from(&self.plan.nodes);
+        if let Some((what, theirs, ours)) = difference(&planned, &self.plan) {
+            self.tell(by, Told::Differs { peer: by, what, theirs, ours });
+            return Ok(None);
+        }
+        Ok(Some(Promise { record: record.clone(), founded: true, joined: true }))
     }
 
     /// Something to log.
@@ -227,7 +286,7 @@ impl Birth {
         let mut founders = vec![self.me.clone()];
         for (node, answer) in answers {
             if let Some(adopted) = self.judge(*node, answer, &mut founders)? {
-                return Ok(Some(Promise { record: adopted, founded: true }));
+                return Ok(Some(Promise { record: adopted, founded: true, joined: false }));
             }
         }
         let others = self.others();
@@ -241,7 +300,7 @@ impl Birth {
         let record = self.mint(founders, &mint())?;
         // A node alone has nobody to wait for.
         let founded = record.members.len() == 1;
-        Ok(Some(Promise { record, founded }))
+        Ok(Some(Promise { record, founded, joined: false }))
     }
 
     /// Takes a proposal: a promise to save before `Promised` is replied, or the reply.
@@ -261,13 +320,13 @@ impl Birth {
         {
             return Err(BirthReply::OtherDisk);
         }
-        Ok(Promise { record: record.clone(), founded: true })
+        Ok(Promise { record: record.clone(), founded: true, joined: false })
     }
 
     /// Takes the reply to a proposal. The last promise makes the founding, to be saved.
     pub fn replied(&mut self, peer: NodeId, reply: BirthReply) -> Option<Promise> {
         let record = match &self.promise {
-            Some(Promise { founded: false, record }) => record.clone(),
+            Some(Promise { founded: false, record, .. }) => record.clone(),
             _ => return None,
         };
         if reply == BirthReply::Promised {
@@ -278,7 +337,7 @@ impl Birth {
         let missing = self.unpromised();
         let founded = missing.is_empty();
         self.tell_waiting(missing);
-        founded.then_some(Promise { record, founded })
+        founded.then_some(Promise { record, founded, joined: false })
     }
 
     /// A promise was saved.

@@ -7,6 +7,7 @@
 //! DIR/boot       raised by every start
 //! DIR/birth      the record of the cluster's birth that this node promised itself to
 //! DIR/restore    what the cluster's birth takes over from an older cluster, if anything
+//! DIR/removed    the node was removed from its cluster: the directory is of no use any more
 //! DIR/core-N/    the log and snapshots of core N
 //! ```
 //!
@@ -34,6 +35,7 @@ const BOOT: &str = "boot";
 const BIRTH: &str = "birth";
 const RESTORE: &str = "restore";
 const PID: &str = "pid";
+const REMOVED: &str = "removed";
 
 /// Whose directory it is; never rewritten.
 #[derive(rkyv::Archive, rkyv::Serialize, rkyv::Deserialize, Clone, Debug, PartialEq, Eq)]
@@ -75,6 +77,18 @@ pub enum DataDirError {
         /// As it is configured.
         configured: String,
     },
+    /// The node was removed from its cluster.
+    #[error(
+        "data directory {} belongs to node {node}, which was removed from its cluster; wipe it and \
+         add the node under a new id",
+        path.display()
+    )]
+    Removed {
+        /// The directory.
+        path: PathBuf,
+        /// The node.
+        node: NodeId,
+    },
     /// Something is in a directory that must be fresh.
     #[error(
         "data directory {} is not empty ({what} is in it); a cluster is restored into a new one",
@@ -107,6 +121,7 @@ impl DataDirError {
         match self {
             Self::InUse { .. } => Exit::DataDirInUse,
             Self::Foreign { .. } | Self::NotEmpty { .. } => Exit::DataDirForeign,
+            Self::Removed { .. } => Exit::NodeRemoved,
             Self::NeverUsed { .. } | Self::File(_) => Exit::DataDirUnusable,
         }
     }
@@ -167,6 +182,9 @@ impl DataDir {
             None => claim(&path, config)?,
         };
         check_owner(&path, &owner, config)?;
+        if path.join(REMOVED).exists() {
+            return Err(DataDirError::Removed { path, node: owner.node });
+        }
         let promise = load_promise(&path)?;
         let restore = load_restore(&path)?;
         let boot = raise_boot(&path, promise.is_some())?;
@@ -232,6 +250,11 @@ impl DataDir {
     /// The promise made at the cluster's birth, if there was one.
     pub fn promise(&self) -> Option<&Promise> {
         self.promise.as_ref()
+    }
+
+    /// The node was removed from its cluster: the directory will not be opened again.
+    pub fn mark_removed(&self) -> Result<(), FileError> {
+        file::replace(&self.path, REMOVED, &file::encode(FileKind::Removed, &[]))
     }
 
     /// The directory of one core, made durably if it does not exist.
@@ -412,7 +435,7 @@ mod tests {
             token_base: 9,
             restored: None,
         };
-        Promise { record, founded: true }
+        Promise { record, founded: true, joined: false }
     }
 
     #[test]

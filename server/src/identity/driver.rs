@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold_protocol::birth::{
-    BirthAnswer, BirthRecord, BirthReply, KIND_PROPOSE, KIND_QUERY, TEXT_LEN_MAX,
+    BirthAnswer, BirthRecord, BirthReply, JoinAnswer, KIND_JOIN, KIND_PROPOSE, KIND_QUERY,
+    TEXT_LEN_MAX,
 };
 use leasehold_protocol::ids::NodeId;
 use rkyv::rancor;
@@ -60,6 +61,38 @@ pub async fn found<T: BirthTransport, S: BirthStore>(
                 let duration = pause(&birth.borrow());
                 transport.pause(duration).await;
             }
+        }
+    }
+}
+
+/// Waits until the cluster that `nodes` belong to admits this node, and returns its record.
+pub async fn join<T: BirthTransport, S: BirthStore>(
+    birth: &RefCell<Birth>,
+    store: &RefCell<S>,
+    transport: &T,
+    nodes: &[NodeId],
+) -> Result<BirthRecord, BirthError> {
+    let me = birth.borrow().me().clone();
+    let body = pack(&me);
+    loop {
+        if let Some(record) = birth.borrow().record() {
+            return Ok(record.clone());
+        }
+        let others = nodes.iter().copied().filter(|node| *node != me.node);
+        let body = &body;
+        let asks = others.map(|node| async move {
+            let body = transport.ask(node, KIND_JOIN, body.clone()).await?;
+            Some((node, rkyv::from_bytes::<JoinAnswer, rancor::Error>(&body).ok()?))
+        });
+        for (node, answer) in futures_util::future::join_all(asks).await.into_iter().flatten() {
+            let promise = birth.borrow_mut().joined(node, &answer)?;
+            if let Some(promise) = promise {
+                save(birth, store, promise)?;
+            }
+        }
+        log(birth);
+        if birth.borrow().record().is_none() {
+            transport.pause(PAUSE).await;
         }
     }
 }

@@ -32,8 +32,9 @@ pub(super) enum FileKind {
     Boot = 2,
     /// A birth record that knew nothing of restored clusters: read, never written.
     BirthFormer = 3,
-    Birth = 4,
+    Removed = 4,
     Restore = 5,
+    Birth = 6,
 }
 
 /// Why a file of the data directory is of no use.

@@ -28,6 +28,6 @@ impl From<FormerPromise> for Promise {
         let FormerRecord { cluster, name, members, shards, key_hash, token_base } = former.record;
         let record =
             BirthRecord { cluster, name, members, shards, key_hash, token_base, restored: None };
-        Self { record, founded: former.founded }
+        Self { record, founded: former.founded, joined: false }
     }
 }

@@ -13,3 +13,4 @@ pub use connection::{Asked, Connections, Front};
 pub use reply::{ReplySink, ReplyTo, error};
 pub use router::{Hop, Hops, Router};
 pub use service::ForwardService;
+pub(crate) use status::OneReply;

@@ -22,6 +22,7 @@ use openraft::AsyncRuntime;
 use super::lanes::Lanes;
 use super::reply::{ReplySink, ReplyTo};
 use crate::env::Env;
+use crate::member::Membership;
 use crate::raft::{Member, PeerInfo, Peers};
 use crate::rt::channels::{OneshotSender, oneshot};
 use crate::shard::{Origin, Shard};
@@ -107,6 +108,8 @@ pub struct Router<E: Env> {
     pub(super) next_hop: Cell<u64>,
     /// Leaders of other cores' shards, as they last told.
     told: RefCell<BTreeMap<ShardId, NodeId>>,
+    /// On the core of shard 0.
+    membership: RefCell<Option<Rc<Membership<E>>>>,
 }
 
 impl<E: Env> Router<E> {
@@ -132,7 +135,18 @@ impl<E: Env> Router<E> {
             hopped_peers: RefCell::default(),
             next_hop: Cell::new(0),
             told: RefCell::default(),
+            membership: RefCell::default(),
         })
+    }
+
+    /// Changes of the membership are asked of `membership` from now on.
+    pub fn set_membership(&self, membership: Rc<Membership<E>>) {
+        self.membership.replace(Some(membership));
+    }
+
+    /// Set on the core of shard 0.
+    pub fn membership(&self) -> Option<Rc<Membership<E>>> {
+        self.membership.borrow().clone()
     }
 
     /// This core's shards.
@@ -180,9 +194,13 @@ impl<E: Env> Router<E> {
         if shard.0 >= self.shards_total {
             return to.error(ErrorCode::WRONG_SHARD, NodeId(0));
         }
-        match self.shards.get(&shard) {
-            Some(shard) => shard.submit(request, to, origin),
-            None => self.hop(shard.0 as usize % self.cores, request, to, origin),
+        match (self.shards.get(&shard), request) {
+            (Some(_), Request::MemberChange(request)) => match &*self.membership.borrow() {
+                Some(membership) => membership.change(request, to, origin),
+                None => to.error(ErrorCode::NOT_READY, NodeId(0)),
+            },
+            (Some(shard), request) => shard.submit(request, to, origin),
+            (None, request) => self.hop(shard.0 as usize % self.cores, request, to, origin),
         }
     }
 
@@ -326,6 +344,9 @@ impl<E: Env> Router<E> {
             Request::Backup(request) => Some(request.shard),
             Request::Transfer(request) => Some(request.shard),
             Request::Watch(request) => Some(request.shard),
+            Request::GroupStep(request) => Some(request.shard),
+            // The member table is shard 0's.
+            Request::Members(_) | Request::MemberChange(_) => Some(ShardId(0)),
             Request::Hello(_) | Request::Status(_) | Request::Ping | Request::Unwatch(_) => None,
         }
     }

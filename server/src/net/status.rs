@@ -20,11 +20,11 @@ use crate::shard::{FORWARD_KIND, Origin, Shard};
 const PEER_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Takes one reply and hands it to a waiting task.
-pub(super) struct OneReply(RefCell<Option<OneshotSender<Reply>>>);
+pub(crate) struct OneReply(RefCell<Option<OneshotSender<Reply>>>);
 
 impl OneReply {
     /// An address for one answer, and where it arrives.
-    pub(super) fn pair() -> (ReplyTo, crate::rt::channels::OneshotReceiver<Reply>) {
+    pub(crate) fn pair() -> (ReplyTo, crate::rt::channels::OneshotReceiver<Reply>) {
         let (sender, receiver) = oneshot();
         (ReplyTo::new(Rc::new(Self(RefCell::new(Some(sender)))), 0), receiver)
     }

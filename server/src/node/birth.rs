@@ -13,7 +13,9 @@ use super::core::Who;
 use crate::config::Config;
 use crate::env::{Clock, Env};
 use crate::error::NodeError;
-use crate::identity::{Birth, BirthError, BirthTransport, DataDir, Mint, build_unix_ms, found};
+use crate::identity::{
+    Birth, BirthError, BirthTransport, DataDir, Mint, build_unix_ms, found, join,
+};
 use crate::raft::{Class, Peers};
 use crate::rt::clock::OsClock;
 
@@ -72,7 +74,12 @@ impl Founding {
                 restore,
             }
         };
-        Ok(found(&self.birth, &self.dir, &PeerTransport(peers), mint).await?)
+        let transport = PeerTransport(peers);
+        if config.process.join {
+            let nodes: Vec<NodeId> = config.cluster.peers.keys().copied().collect();
+            return Ok(join(&self.birth, &self.dir, &transport, &nodes).await?);
+        }
+        Ok(found(&self.birth, &self.dir, &transport, mint).await?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! One core: its WAL, its Raft groups, its shards, its connections.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -30,6 +30,7 @@ use crate::env::{Clock, Env};
 use crate::error::{Exit, NodeError};
 use crate::identity::{DataDir, Owner};
 use crate::lease::CoreWheel;
+use crate::member::Membership;
 use crate::net::{Asked, Connections, Front, Hop, Hops, ReplyTo, Router};
 use crate::raft::{
     ApplySink, Group, GroupFailed, GroupSpec, Identity, Member, Peers, Timings, first_leader,
@@ -83,6 +84,8 @@ pub(super) struct CoreInput {
     pub(super) metrics: Arc<Metrics>,
     /// Where the cores wait for each other before they stop.
     pub(super) handed_over: Arc<Barrier>,
+    /// On the other cores: this node initialises the shards, as core 0 has told.
+    pub(super) initialises: bool,
 }
 
 /// A core's main future. Returns after an orderly stop. A core that cannot run ends the process:
@@ -111,7 +114,10 @@ async fn serve(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
     }
     let wheel = CoreWheel::new(OsClock.now());
     let (wal, shards) = open_shards(&core, &input, &record, &peers, &wheel).await?;
-    let lowest = input.config.cluster.peers.keys().next() == Some(&input.who.owner.node);
+    let initialises = match &founding {
+        Some(founding) => founding.birth.borrow().initialises(),
+        None => input.initialises,
+    };
     let (outbox, mailbox) = input.ports.connect().await;
     let hops: Rc<dyn Hops> = Rc::new(outbox);
     let router = Router::new(
@@ -133,17 +139,21 @@ async fn serve(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
             router: Rc::clone(&router),
             record: Rc::clone(&record),
             metrics: input.metrics.handle(core.id as u32),
+            removed: Cell::new(false),
         }),
+        founding,
+        health: Arc::clone(&input.metrics),
     };
-    service.open(router);
+    service.open(Rc::clone(&router));
     running.start(Beginning::from(&*record), wheel, mailbox);
-    if lowest {
+    if initialises {
         running.initialise(&record).await?;
     }
+    running.start_membership(&record, input.posts.clone());
     if core.id == 0 {
         input.metrics.health().enter(Phase::Running);
     }
-    running.serve(&mut input.inbox).await;
+    running.serve(&mut input.inbox).await?;
     running.stop().await
 }
 
@@ -174,6 +184,10 @@ async fn founded(
     connections: &Rc<Connections>,
 ) -> Result<Option<Rc<BirthRecord>>, NodeError> {
     let config = Arc::clone(&input.config);
+    let joins = |founding: &Rc<Founding>| founding.birth.borrow().record().is_none();
+    if config.process.join && founding.is_some_and(joins) {
+        input.metrics.health().enter(Phase::WaitingForAdmission);
+    }
     let run = async {
         match founding {
             Some(founding) => founding.run(&config, Rc::clone(peers)).await,
@@ -185,18 +199,24 @@ async fn founded(
         match Rt::select2(run.as_mut(), input.inbox.recv()).await {
             openraft_rt::Select2::First(record) => {
                 let record = Arc::new(record?);
+                let initialises =
+                    founding.is_some_and(|founding| founding.birth.borrow().initialises());
                 for post in &input.posts[1..] {
-                    let told = post.try_send(ToCore::Founded(Arc::clone(&record)));
+                    let told = post.try_send(ToCore::Founded(Arc::clone(&record), initialises));
                     told.map_err(|_| NodeError::internal("a core does not take messages"))?;
                 }
                 return Ok(Some(Rc::new((*record).clone())));
             }
             openraft_rt::Select2::Second(message) => match message {
-                Some(ToCore::Founded(record)) => return Ok(Some(Rc::new((*record).clone()))),
+                Some(ToCore::Founded(record, initialises)) => {
+                    input.initialises = initialises;
+                    return Ok(Some(Rc::new((*record).clone())));
+                }
                 Some(ToCore::Peer(socket)) => serve_peer(peers, socket),
                 Some(ToCore::Client(socket)) => {
                     serve_client(connections, Rc::new(EarlyFront), socket);
                 }
+                Some(ToCore::Removed) => {}
                 Some(ToCore::Stop) | None => return Ok(None),
             },
         }
@@ -300,7 +320,8 @@ fn spec(config: &Config, cluster: ClusterId, shard: ShardId, node: NodeId) -> Gr
         timings,
         snapshot_entries: config.process.snapshot_entries,
         log_keep: config.snapshot_keep_entries(),
-        probe_quorum_loss: config.cluster.peers.len() >= 5,
+        // The cluster may grow to five voters.
+        probe_quorum_loss: true,
         ..GroupSpec::new(cluster, shard, node)
     }
 }
@@ -340,6 +361,8 @@ struct NodeFront {
     router: Rc<Router<Production>>,
     record: Rc<BirthRecord>,
     metrics: CoreHandle,
+    /// The node was removed from the cluster: it names the others and does nothing else.
+    removed: Cell<bool>,
 }
 
 impl Front for NodeFront {
@@ -364,7 +387,11 @@ impl Front for NodeFront {
 
     fn request(&self, request: Request, to: ReplyTo) {
         self.metrics.count(figures_of(&request).0);
+        if self.removed.get() {
+            return to.error(ErrorCode::NODE_REMOVED, NodeId(0));
+        }
         match request {
+            Request::GroupStep(_) => to.error(ErrorCode::INTERNAL_COMMAND, NodeId(0)),
             Request::Status(request) => self.router.status(request, to, Origin::Client),
             request => self.router.route(request, to, Origin::Client),
         }
@@ -436,6 +463,9 @@ struct Running {
     connections: Rc<Connections>,
     front: Rc<NodeFront>,
     handed_over: Arc<Barrier>,
+    /// On core 0.
+    founding: Option<Rc<Founding>>,
+    health: Arc<Metrics>,
 }
 
 impl Running {
@@ -470,6 +500,42 @@ impl Running {
         });
     }
 
+    /// Where shard 0 lives, the membership is followed; and any core may be told that this node was
+    /// removed.
+    fn start_membership(&self, record: &Rc<BirthRecord>, posts: Vec<Post<ToCore>>) {
+        if let Some(shard) = self.shards.iter().find(|shard| shard.id() == ShardId(0)) {
+            let (peers, record) = (Rc::clone(&self.peers), Rc::clone(record));
+            let membership = Membership::new(Rc::clone(shard), &self.router, peers, record);
+            self.router.set_membership(Rc::clone(&membership));
+            drop(Rt::spawn(membership.run()));
+        }
+        let peers = Rc::clone(&self.peers);
+        drop(Rt::spawn(async move {
+            peers.until_outside().await;
+            for post in posts {
+                // A full inbox is emptied soon; without this the core would go on serving.
+                while post.try_send(ToCore::Removed).is_err() {
+                    Rt::sleep(Duration::from_millis(10)).await;
+                }
+            }
+        }));
+    }
+
+    /// This node is no member any more. Its connections end; whoever comes again is told who is.
+    fn removed(&self) -> Result<(), NodeError> {
+        if self.front.removed.replace(true) {
+            return Ok(());
+        }
+        self.health.health().enter(Phase::Removed);
+        self.connections.refuse_all(ErrorCode::NODE_REMOVED);
+        if let Some(founding) = &self.founding {
+            tracing::error!("this node was removed from its cluster: it serves nobody any more");
+            let marked = founding.dir.borrow().mark_removed();
+            marked.map_err(|error| NodeError::Storage(error.to_string()))?;
+        }
+        Ok(())
+    }
+
     async fn initialise(&self, record: &BirthRecord) -> Result<(), NodeError> {
         let members = record.members.iter().map(|member| {
             let value = Member {
@@ -491,13 +557,15 @@ impl Running {
         Ok(())
     }
 
-    async fn serve(&self, inbox: &mut Inbox<ToCore>) {
+    async fn serve(&self, inbox: &mut Inbox<ToCore>) -> Result<(), NodeError> {
         while let Some(message) = inbox.recv().await {
-            if matches!(message, ToCore::Stop) {
-                return;
+            match message {
+                ToCore::Stop => break,
+                ToCore::Removed => self.removed()?,
+                message => self.take(message),
             }
-            self.take(message);
         }
+        Ok(())
     }
 
     fn take(&self, message: ToCore) {
@@ -506,7 +574,7 @@ impl Running {
                 serve_client(&self.connections, Rc::clone(&self.front) as _, socket);
             }
             ToCore::Peer(socket) => serve_peer(&self.peers, socket),
-            ToCore::Founded(_) | ToCore::Stop => {}
+            ToCore::Founded(..) | ToCore::Removed | ToCore::Stop => {}
         }
     }
 

@@ -58,8 +58,10 @@ enum ToCore {
     Client(OwnedFd),
     /// A peer connected.
     Peer(OwnedFd),
-    /// The cluster is founded; core 0 tells the others.
-    Founded(Arc<BirthRecord>),
+    /// The cluster is founded; core 0 tells the others, and whether this node forms the shards.
+    Founded(Arc<BirthRecord>, bool),
+    /// A peer has refused this node as one that was removed from the cluster.
+    Removed,
     /// The process is asked to stop.
     Stop,
 }
@@ -99,6 +101,7 @@ pub fn run(config: Config, shutdown: Shutdown, metrics: Arc<Metrics>) -> Result<
             ports,
             metrics: Arc::clone(&metrics),
             handed_over: Arc::clone(&handed_over),
+            initialises: false,
         })
         .collect();
     let executors = executor::start(&executors(&config), inputs, core::run).map_err(start_error)?;

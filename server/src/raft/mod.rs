@@ -29,6 +29,7 @@ mod compact;
 mod convert;
 mod group;
 mod machine;
+mod member;
 mod message;
 mod network;
 pub mod peers;
@@ -51,6 +52,7 @@ pub use group::{
     ProposeError, TransferError,
 };
 pub use machine::ApplySink;
+pub use member::{GroupMembers, MemberError};
 pub use peers::{Class, Identity, PeerError, PeerInfo, PeerService, Peers};
 pub use remains::{Remains, RemainsError, remains};
 pub use spec::{GroupSpec, SpecError, Timings};

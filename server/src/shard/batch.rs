@@ -9,7 +9,9 @@ use std::collections::VecDeque;
 use leasehold_core::BatchWriter;
 use leasehold_protocol::command::{Command, Want};
 use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::member::MemberCommand;
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::peer::MemberEntry;
 use leasehold_protocol::planted;
 
 use crate::env::MonoTime;
@@ -163,6 +165,7 @@ fn size_of_command(command: &Command) -> usize {
             Command::ForceRelease { key, who, why, .. }
             | Command::AskYield { key, who, why, .. } => key.len() + who.len() + why.len(),
             Command::Open { label, .. } => label.len(),
+            Command::Member(command) => size_of_member(command),
             Command::Close { .. }
             | Command::Begin { .. }
             | Command::BeginRestored { .. }
@@ -170,6 +173,20 @@ fn size_of_command(command: &Command) -> usize {
             | Command::Expire { .. }
             | Command::TimeOut { .. } => 0,
         }
+}
+
+fn size_of_member(command: &MemberCommand) -> usize {
+    let size = |entry: &MemberEntry| {
+        size_of::<MemberEntry>() + entry.peer_addr.len() + entry.client_addr.len()
+    };
+    match command {
+        MemberCommand::Found(members) => members.iter().map(size).sum(),
+        MemberCommand::Start { add, .. } => add.iter().map(size).sum(),
+        MemberCommand::Promote { .. }
+        | MemberCommand::Abort { .. }
+        | MemberCommand::Finish { .. }
+        | MemberCommand::Fence { .. } => 0,
+    }
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ mod batch;
 mod count;
 mod expire;
 mod forward;
+mod member;
 mod probe;
 mod propose;
 mod quarantine;
@@ -31,6 +32,7 @@ use leasehold_core::State;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{LeaseId, NodeId, ShardId};
+use leasehold_protocol::member::ShardProgress;
 use leasehold_protocol::planted;
 use leasehold_protocol::request::Request;
 
@@ -111,6 +113,10 @@ pub struct Shard<E: Env> {
     /// Somebody watches again.
     watched: Notify,
     stopping: Cell<bool>,
+    /// A step towards another membership is being taken: one at a time.
+    stepping: Cell<bool>,
+    /// How far an operation is, as its driver saw it, and for which version of the member table.
+    member_progress: RefCell<(u64, Vec<ShardProgress>)>,
     shards_total: u32,
     metrics: CoreHandle,
     totals: Totals,
@@ -151,6 +157,8 @@ impl<E: Env> Shard<E> {
             to_tell: Notify::new(),
             watched: Notify::new(),
             stopping: Cell::new(false),
+            stepping: Cell::new(false),
+            member_progress: RefCell::default(),
             shards_total,
             metrics,
             totals,
@@ -184,13 +192,16 @@ impl<E: Env> Shard<E> {
             | Request::List(_)
             | Request::Sessions(_)
             | Request::Holds(_)
-            | Request::Claim(_) => {
+            | Request::Claim(_)
+            | Request::Members(_) => {
                 self.read(request, to, origin);
             }
             Request::Transfer(request) => self.transfer(request, to, origin),
+            Request::GroupStep(request) => self.group_step(request, to, origin),
             Request::Backup(request) => self.backup(request, to, origin),
             Request::Hello(_)
             | Request::Status(_)
+            | Request::MemberChange(_)
             | Request::Ping
             | Request::Watch(_)
             | Request::Unwatch(_) => {

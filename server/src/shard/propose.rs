@@ -127,7 +127,8 @@ impl<E: Env> Shard<E> {
             | Command::Expire { .. }
             | Command::EndForced { .. }
             | Command::EndDelay { .. }
-            | Command::TimeOut { .. } => return Err(ErrorCode::INTERNAL_COMMAND),
+            | Command::TimeOut { .. }
+            | Command::Member(_) => return Err(ErrorCode::INTERNAL_COMMAND),
         };
         check_key(key)?;
         check_shard(self.id, key, self.shards_total)

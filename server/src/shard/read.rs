@@ -28,6 +28,7 @@ impl<E: Env> Shard<E> {
             Request::Sessions(sessions) => (Freshness::Linearizable, sessions.timeout_ms),
             Request::Holds(holds) => (Freshness::Linearizable, holds.timeout_ms),
             Request::Claim(claim) => (Freshness::Linearizable, claim.timeout_ms),
+            Request::Members(members) => (Freshness::Linearizable, members.timeout_ms),
             _ => return to.error(ErrorCode::UNKNOWN_KIND, NodeId(0)),
         };
         if freshness == Freshness::Stale {
@@ -64,6 +65,11 @@ impl<E: Env> Shard<E> {
                 Err(code) => refusal(code),
                 Ok(_) => self.keys(vec![state.key_info(&get.key)], false, stale),
             },
+            Request::List(list)
+                if !list.after.is_empty() && !list.after.starts_with(&list.prefix) =>
+            {
+                refusal(ErrorCode::PAGE_OF_OTHER_QUERY)
+            }
             Request::List(list) => {
                 let limit = list.limit.clamp(1, PAGE_LEN_MAX);
                 let (keys, more) = state.list(&list.prefix, &list.after, limit as usize);
@@ -91,6 +97,7 @@ impl<E: Env> Shard<E> {
                     .claim(request.lease, request.number)
                     .map_or_else(|| refusal(ErrorCode::LEASE_DEAD), Reply::Claim),
             },
+            Request::Members(_) => Reply::Members(self.members_reply()),
             _ => refusal(ErrorCode::UNKNOWN_KIND),
         }
     }

@@ -102,12 +102,12 @@ impl<E: Env> Shard<E> {
         }
     }
 
-    /// Until nobody watches.
+    /// Until nobody watches, nor reads a state.
     async fn follow_freshness(&self) {
         let (mut tick, mut fresh_at) = (0, self.clock.now());
         // A revision that was the present one, and when it was asked for.
         let mut awaited: Option<(Revision, MonoTime)> = None;
-        while !self.hub.borrow().is_empty() {
+        while !self.hub.borrow().is_quiet() {
             let asked = self.clock.now();
             if let Ok(present) = self.present_revision().await
                 && awaited.is_none()
@@ -118,7 +118,9 @@ impl<E: Env> Shard<E> {
             if let Some((present, asked)) = awaited
                 && self.hub.borrow().head() >= present
             {
-                (fresh_at, awaited, known) = (asked, None, true);
+                // Where it is now counts only if it got there soon.
+                known = self.clock.now().since(asked) <= BEHIND_MAX;
+                (fresh_at, awaited) = (fresh_at.max(asked), None);
             }
             if known {
                 self.hub.borrow_mut().set_quorum(true);

@@ -94,30 +94,8 @@ pub(super) fn cost(event: &WatchEvent) -> usize {
         EventKind::Granted { slots, .. } => slots.len(),
         _ => 0,
     };
-    let key = key_of(&event.kind).map_or(0, <[u8]>::len);
+    let key = event.kind.key().map_or(0, <[u8]>::len);
     FIXED_COST + key + carried + event.label.len() + event.value.len()
-}
-
-/// The key that an event is about; `None` for what happens to a lease or to the shard.
-pub(super) fn key_of(kind: &EventKind) -> Option<&[u8]> {
-    match kind {
-        EventKind::LeaseOpened { .. }
-        | EventKind::LeaseEnded { .. }
-        | EventKind::QuarantineBegan { .. }
-        | EventKind::QuarantineEnded => None,
-        EventKind::Granted { key, .. }
-        | EventKind::Queued { key, .. }
-        | EventKind::WaitEnded { key, .. }
-        | EventKind::Ended { key, .. }
-        | EventKind::ForcedPending { key, .. }
-        | EventKind::Vacant { key }
-        | EventKind::Converted { key, .. }
-        | EventKind::LimitChanged { key, .. }
-        | EventKind::DelayBegan { key, .. }
-        | EventKind::DelayEnded { key, .. }
-        | EventKind::ValueChanged { key, .. }
-        | EventKind::YieldAsked { key, .. } => Some(key),
-    }
 }
 
 #[cfg(test)]

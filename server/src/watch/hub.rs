@@ -16,7 +16,7 @@ use leasehold_protocol::watch::{
     WatchEnd, WatchEndReason, WatchEvent, WatchEvents, WatchNotice, WatchState,
 };
 
-use super::history::{History, cost, key_of};
+use super::history::{History, cost};
 use super::index::{Index, Target};
 use super::labels::{Labels, lease_of};
 use super::views::Views;
@@ -112,6 +112,11 @@ impl Hub {
         self.watches.is_empty()
     }
 
+    /// Nobody watches, and nobody is between two pages of a state.
+    pub fn is_quiet(&self) -> bool {
+        self.watches.is_empty() && self.views.is_empty()
+    }
+
     /// Past events at hand, and their bytes.
     pub fn history_len(&self) -> (usize, usize) {
         (self.history.len(), self.history.bytes())
@@ -122,7 +127,7 @@ impl Hub {
         self.labels.opened(state, events);
         let before = self.queue.len();
         for event in events {
-            let Some(key) = key_of(&event.kind) else { continue };
+            let Some(key) = event.kind.key() else { continue };
             let label = lease_of(&event.kind).map(|lease| self.labels.get(lease));
             let value = match event.kind {
                 EventKind::Granted { lease, token, .. } => state.held_value(key, lease, token),
@@ -243,7 +248,6 @@ impl Hub {
         }
         if self.watches.is_empty() {
             self.quorum = None;
-            self.views.clear();
             self.queue.clear();
         }
         Some(watch)
@@ -342,7 +346,7 @@ impl Hub {
         }
         let (mut found, mut bytes, mut position) = (Vec::new(), 0, head);
         for event in self.history.after(revision) {
-            if !key_of(&event.kind).is_some_and(|key| watch.target.matches(key)) {
+            if !event.kind.key().is_some_and(|key| watch.target.matches(key)) {
                 continue;
             }
             if bytes > REPLAY_BYTES
@@ -442,6 +446,7 @@ fn send_events(shard: ShardId, to: &ReplyTo, events: &[Rc<WatchEvent>], end: Rev
             fits
         };
         let count = rest.iter().take_while(fits).count();
+        let count = whole_revisions(rest, count);
         let (now, later) = rest.split_at(count);
         let (revision, more) = match (now.last(), later.first()) {
             (Some(last), Some(next)) if last.revision == next.revision => {
@@ -461,3 +466,16 @@ fn send_events(shard: ShardId, to: &ReplyTo, events: &[Rc<WatchEvent>], end: Rev
         }
     }
 }
+
+/// Of the first `count` events, those before a revision that goes on after them, unless it is all
+/// of them.
+fn whole_revisions(events: &[Rc<WatchEvent>], count: usize) -> usize {
+    let Some(next) = events.get(count) else { return count };
+    match events[..count].partition_point(|event| event.revision < next.revision) {
+        0 => count,
+        whole => whole,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -57,6 +57,10 @@ impl Views {
         self.0.retain(|view| now.since(view.used) < KEPT);
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     pub(super) fn clear(&mut self) {
         self.0.clear();
     }

@@ -6,6 +6,7 @@
 //! writes down what it was told and when. It may be stunned or killed at any moment.
 
 mod line;
+mod modes;
 mod odd;
 mod take;
 
@@ -29,6 +30,7 @@ use openraft_rt::AsyncRuntime;
 
 use self::line::outcome;
 pub(crate) use self::line::{Line, Wait};
+pub(crate) use self::modes::MODE_KEYS;
 use crate::history::{About, Call, History};
 use crate::params::Params;
 use crate::session::Session;
@@ -48,9 +50,17 @@ struct Shared {
 }
 
 /// What clients tell each other.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Board {
     shared: RefCell<Vec<Shared>>,
+    /// The limit of the pool, as they heard of it last.
+    pool_limit: Cell<u32>,
+}
+
+impl Default for Board {
+    fn default() -> Self {
+        Self { shared: RefCell::default(), pool_limit: modes::first_limit() }
+    }
 }
 
 pub(crate) struct Client {
@@ -197,6 +207,7 @@ impl Work<'_> {
             165..178 => self.force().await,
             178..198 => self.use_shared().await,
             198..203 => self.open_many().await,
+            203..430 => self.modes_once().await,
             _ => self.take_once().await,
         }
     }

@@ -8,14 +8,17 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use leasehold_bench::check::modes::Sure;
 use leasehold_bench::history::{
     Applied, Claim, Fault, FaultKind, History as Records, Lost, Op, OpKind, Outcome, QueuedAt,
     Record, Renewal,
 };
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{LeaseId, Number, ShardId, Token};
+use leasehold_protocol::ids::{LeaseId, Mode, Number, ShardId, Token};
 use leasehold_protocol::outcome::Outcome as Answer;
 use leasehold_server::rt::sim::SimWorld;
+
+use crate::client::MODE_KEYS;
 
 /// One hold, as its client knows it.
 #[derive(Debug)]
@@ -23,6 +26,7 @@ pub(crate) struct Held {
     pub(crate) client: u32,
     pub(crate) key: Vec<u8>,
     pub(crate) token: Token,
+    pub(crate) mode: Mode,
     /// When the client was told of the grant.
     pub(crate) told_ns: u64,
     /// When it knew that the grant is current.
@@ -31,9 +35,41 @@ pub(crate) struct Held {
     pub(crate) sure_until_ns: Cell<u64>,
     /// Nothing extends it any more: it is forced, lost, or being given back.
     pub(crate) over: Cell<bool>,
+    /// Since when.
+    over_ns: Cell<u64>,
 }
 
 impl Held {
+    pub(crate) fn new(
+        client: u32,
+        (key, token, mode): (Vec<u8>, Token, Mode),
+        sure_until_ns: u64,
+    ) -> Rc<Self> {
+        let now_ns = SimWorld::current().now_ns();
+        Rc::new(Self {
+            client,
+            key,
+            token,
+            mode,
+            told_ns: now_ns,
+            known_ns: Cell::new(now_ns),
+            sure_until_ns: Cell::new(sure_until_ns),
+            over: Cell::new(false),
+            over_ns: Cell::new(u64::MAX),
+        })
+    }
+
+    /// Nothing extends it any more, and nobody relies on it.
+    pub(crate) fn end(&self) {
+        if !self.over.replace(true) {
+            self.over_ns.set(SimWorld::current().now_ns());
+        }
+    }
+
+    fn is_of_a_mode(&self) -> bool {
+        self.key.starts_with(MODE_KEYS)
+    }
+
     /// The grant is current, as far as anybody can know.
     pub(crate) fn known(&self) {
         self.known_ns.set(SimWorld::current().now_ns());
@@ -144,6 +180,19 @@ impl History {
         self.operations.get()
     }
 
+    /// The times in which clients were sure of holds in modes.
+    pub(crate) fn sure(&self) -> Vec<Sure> {
+        let holds = self.holds.borrow();
+        let sure = holds.iter().filter(|held| held.is_of_a_mode()).map(|held| Sure {
+            key: String::from_utf8_lossy(&held.key).into_owned(),
+            mode: held.mode,
+            token: held.token.0,
+            from_ns: held.known_ns.get(),
+            until_ns: held.sure_until_ns.get().min(held.over_ns.get()),
+        });
+        sure.collect()
+    }
+
     /// Everything, for the checkers.
     pub(crate) fn records(&self, log: Vec<Applied>) -> Records {
         let mut records = self.records.borrow().clone();
@@ -156,7 +205,8 @@ impl History {
                 until_ns: held.sure_until_ns.get(),
             })
         };
-        records.extend(self.holds.borrow().iter().map(claim));
+        let holds = self.holds.borrow();
+        records.extend(holds.iter().filter(|held| !held.is_of_a_mode()).map(claim));
         records.extend(log.into_iter().map(Record::Applied));
         Records { records }
     }
@@ -278,7 +328,7 @@ fn told(answer: &Answer, lease: Option<u64>) -> Outcome {
             token: Some(token.0).filter(|token| *token != 0),
             revision: Some(revision.0),
         },
-        Answer::Queued { .. } | Answer::Begun { .. } => Outcome::Unknown,
+        Answer::Queued { .. } | Answer::Begun { .. } | Answer::Members { .. } => Outcome::Unknown,
     }
 }
 

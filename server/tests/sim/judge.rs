@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use leasehold_bench::check::modes::{self, ModeNeeds};
 use leasehold_bench::check::{self, Needs, Report};
 use leasehold_bench::history::{
     FinalKey, FinalNode, FinalState, History as Records, OpKind, Peak, Record,
@@ -12,6 +13,7 @@ use leasehold_protocol::limits::LEASES_MAX;
 use leasehold_protocol::shard::shard_of;
 use leasehold_server::rt::sim::SimWorld;
 
+use crate::client::MODE_KEYS;
 use crate::cluster::Cluster;
 use crate::history::History;
 use crate::params::RATE_PPM_MAX;
@@ -23,7 +25,7 @@ const SEEN_MIN: u64 = 10;
 pub(crate) const SERVED_MIN: u64 = 15;
 
 /// What the runs of an invocation must have together, by the checkers' own counters.
-pub(crate) const JUDGED: [&str; 15] = [
+pub(crate) const JUDGED: [&str; 32] = [
     "G1.handovers",
     "G1.logged",
     "G2.tokens",
@@ -39,6 +41,23 @@ pub(crate) const JUDGED: [&str; 15] = [
     "G7.logged",
     "G8.served_each",
     "G9.peaks",
+    "modes.grants",
+    "modes.pairs",
+    "modes.shared",
+    "modes.permits",
+    "modes.several",
+    "modes.waited_for_several",
+    "modes.downgrades",
+    "modes.upgrades",
+    "modes.limits",
+    "modes.delays_begun",
+    "modes.delays_ended",
+    "modes.delays_prolonged",
+    "modes.values",
+    "modes.requests",
+    "modes.expired",
+    "modes.forced",
+    "modes.closed",
 ];
 
 /// A checker's counter, as `Coverage` takes it.
@@ -81,7 +100,8 @@ fn final_state(cluster: &Cluster, shard: ShardId) -> Option<FinalState> {
     let state = leader.shard(shard).state.borrow();
     let (keys, more) = state.list(b"", b"", usize::MAX);
     assert!(!more, "a run has few keys");
-    let keys = keys.into_iter().map(|info| FinalKey {
+    let keys = keys.into_iter().filter(|info| !info.key.as_bytes().starts_with(MODE_KEYS));
+    let keys = keys.map(|info| FinalKey {
         key: info.key,
         holders: info.holders.iter().map(|holder| (holder.lease.0, holder.token.0)).collect(),
         waiters: info.waiters.iter().map(|waiter| (waiter.lease.0, waiter.number.0)).collect(),
@@ -131,7 +151,10 @@ pub(crate) fn judge(cluster: &Cluster, history: &History, clocks_lie: bool) -> V
         rate_ppm: RATE_PPM_MAX,
         ..Needs::default()
     };
-    let reports = check::all(&records, &needs);
+    let mut reports = check::all(&records, &needs);
+    let sure = if clocks_lie { Vec::new() } else { history.sure() };
+    let mode_needs = ModeNeeds { clocks_lie, ..ModeNeeds::default() };
+    reports.push(modes::check(&cluster.ledger.mode_steps(), &sure, &mode_needs));
     for report in &reports {
         let name = report.guarantee.split_whitespace().next().unwrap_or_default();
         for counter in &report.coverage {

@@ -7,12 +7,14 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use leasehold_bench::check::modes::Step;
 use leasehold_bench::history::Applied;
 use leasehold_core::State;
 use leasehold_protocol::event::{EndReason, Event, EventKind};
 use leasehold_protocol::ids::ShardId;
 use leasehold_server::rt::sim::SimWorld;
 
+use crate::client::MODE_KEYS;
 use crate::history::Violations;
 
 /// One log a shard.
@@ -31,10 +33,34 @@ impl Ledger {
         let of_shard = |(shard, log): (&ShardId, &Rc<ShardLedger>)| {
             let (events, times) = (log.events.borrow(), log.times_ns.borrow());
             let record = |(revision, events): (&u64, &Vec<Event>)| {
+                let plain: Vec<_> =
+                    events.iter().filter(|event| !is_of_a_mode(&event.kind)).cloned().collect();
                 // The nodes agree, as is checked when they apply: it is no single node's log.
-                Applied::new(0, shard.0, times.get(revision).copied(), events)
+                Applied::new(0, shard.0, times.get(revision).copied(), &plain)
             };
-            events.iter().map(record).collect::<Vec<_>>()
+            let plain = |(_, events): &(&u64, &Vec<Event>)| {
+                events.iter().any(|event| !is_of_a_mode(&event.kind))
+            };
+            events.iter().filter(plain).map(record).collect::<Vec<_>>()
+        };
+        self.shards.borrow().iter().flat_map(of_shard).collect()
+    }
+
+    /// What happened to the keys that are held in modes.
+    pub(crate) fn mode_steps(&self) -> Vec<Step> {
+        let of_shard = |(shard, log): (&ShardId, &Rc<ShardLedger>)| {
+            let (events, times) = (log.events.borrow(), log.times_ns.borrow());
+            let step = |(revision, events): (&u64, &Vec<Event>)| Step {
+                shard: shard.0,
+                revision: *revision,
+                at_ns: times.get(revision).copied().unwrap_or(0),
+                events: events
+                    .iter()
+                    .filter(|event| is_of_a_mode(&event.kind))
+                    .map(|event| event.kind.clone())
+                    .collect(),
+            };
+            events.iter().map(step).filter(|step| !step.events.is_empty()).collect::<Vec<_>>()
         };
         self.shards.borrow().iter().flat_map(of_shard).collect()
     }
@@ -122,6 +148,27 @@ impl ShardLedger {
     /// When the first node applied a revision.
     pub(crate) fn applied_ns(&self, revision: u64) -> Option<u64> {
         self.times_ns.borrow().get(&revision).copied()
+    }
+}
+
+fn is_of_a_mode(kind: &EventKind) -> bool {
+    match kind {
+        EventKind::LeaseOpened { .. }
+        | EventKind::LeaseEnded { .. }
+        | EventKind::QuarantineBegan { .. }
+        | EventKind::QuarantineEnded => false,
+        EventKind::Granted { key, .. }
+        | EventKind::Queued { key, .. }
+        | EventKind::WaitEnded { key, .. }
+        | EventKind::Ended { key, .. }
+        | EventKind::ForcedPending { key, .. }
+        | EventKind::Vacant { key }
+        | EventKind::Converted { key, .. }
+        | EventKind::LimitChanged { key, .. }
+        | EventKind::DelayBegan { key, .. }
+        | EventKind::DelayEnded { key, .. }
+        | EventKind::ValueChanged { key, .. }
+        | EventKind::YieldAsked { key, .. } => key.starts_with(MODE_KEYS),
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use leasehold_protocol::command::Caller;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Number, Secret, ShardId, Token};
+use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Secret, ShardId, Token};
 use leasehold_protocol::outcome::Grant;
 use leasehold_protocol::reply::{HeldKey, RenewResult, Reply};
 use leasehold_protocol::request::{HoldsRequest, RenewItem, RenewRequest, Request};
@@ -113,7 +113,7 @@ impl Session {
         if !self.dead.replace(true) && !self.closing.get() && !self.own {
             self.client.history.lost(self.client.id, self.shard, self.lease);
         }
-        self.holds.take().iter().for_each(|held| held.over.set(true));
+        self.holds.take().iter().for_each(|held| held.end());
         self.news.notify_all();
         self.hurry.notify_one();
     }
@@ -121,7 +121,7 @@ impl Session {
     /// No more renewals, and nothing that it holds is sure any more.
     pub(crate) fn close(&self) {
         self.closing.set(true);
-        self.holds.take().iter().for_each(|held| held.over.set(true));
+        self.holds.take().iter().for_each(|held| held.end());
         self.hurry.notify_one();
     }
 
@@ -151,24 +151,32 @@ impl Session {
     /// A hold of this lease: sure as long as the lease is, or, if its grant may be an old one, from
     /// the next renewal on.
     pub(crate) fn hold(&self, key: Vec<u8>, token: Token, current: bool) -> Rc<Held> {
-        let now_ns = SimWorld::current().now_ns();
-        let held = Rc::new(Held {
-            client: self.client.id as u32,
-            key,
-            token,
-            told_ns: now_ns,
-            known_ns: Cell::new(now_ns),
-            sure_until_ns: Cell::new(if current { self.sure_until_ns.get() } else { 0 }),
-            over: Cell::new(false),
-        });
+        self.hold_in(Mode::EXCLUSIVE, key, token, current)
+    }
+
+    pub(crate) fn hold_in(
+        &self,
+        mode: Mode,
+        key: Vec<u8>,
+        token: Token,
+        current: bool,
+    ) -> Rc<Held> {
+        let sure_until_ns = if current { self.sure_until_ns.get() } else { 0 };
+        let held = Held::new(self.client.id as u32, (key, token, mode), sure_until_ns);
         self.holds.borrow_mut().push(held.clone());
         self.client.history.holds(&held);
         held
     }
 
+    /// What it holds of these keys.
+    pub(crate) fn holds_of(&self, keys: &[Vec<u8>]) -> Vec<Rc<Held>> {
+        let holds = self.holds.borrow();
+        holds.iter().filter(|held| keys.contains(&held.key)).cloned().collect()
+    }
+
     /// A hold is given back: nothing extends it any more.
     pub(crate) fn give_back(&self, held: &Rc<Held>) {
-        held.over.set(true);
+        held.end();
         self.holds.borrow_mut().retain(|other| !Rc::ptr_eq(other, held));
     }
 
@@ -264,7 +272,7 @@ impl Session {
             let kept = present.iter().find(|other| other.token == held.token);
             let goes_on = kept.map_or(held.told_ns >= asked_ns, |kept| !kept.forced);
             if !goes_on {
-                held.over.set(true);
+                held.end();
             }
             goes_on
         });

@@ -3,7 +3,10 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::{AcquireError, Client, Config, Guard, HoldState, Session};
+use leasehold::{
+    AcquireError, Client, Config, Guard, HoldState, HoldWatch, MultiGuard, Session, YieldAsked,
+    Yields,
+};
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines, Stdin};
 
@@ -27,7 +30,7 @@ pub(in super::super) async fn keep() -> Result<ExitCode, CliError> {
     };
     let order: Order =
         serde_json::from_str(&order).map_err(|error| CliError::Usage(error.to_string()))?;
-    let (session, guard) = tokio::select! {
+    let (session, hold) = tokio::select! {
         acquired = acquire(&order) => match acquired {
             Ok(acquired) => acquired,
             Err(error) => {
@@ -38,25 +41,67 @@ pub(in super::super) async fn keep() -> Result<ExitCode, CliError> {
         // The supervisor says nothing before the grant: it has gone.
         _ = input.next_line() => return Ok(ExitCode::SUCCESS),
     };
-    let until_ns = until(&guard);
-    say(&Word::Held { token: guard.token().0, until_ns }).await?;
-    let group = watch(&guard, &mut input, Duration::from_millis(order.ttl_ms)).await;
+    let seen = hold.watch();
+    let until_ns = until(&seen);
+    say(&Word::Held { token: seen.token().0, until_ns }).await?;
+    let yields = hold.yields(order.yields);
+    let group = watch(seen, yields, &mut input, Duration::from_millis(order.ttl_ms)).await;
     if let Some(group) = group {
         end(group).await;
     }
-    let _ = guard.release().await;
+    hold.release().await;
     let _ = session.close().await;
     // If the supervisor has gone, nobody hears it.
     let _ = say(&Word::Released).await;
     Ok(ExitCode::SUCCESS)
 }
 
-async fn acquire(order: &Order) -> Result<(Session, Guard), CliError> {
+/// What the command runs under.
+enum Hold {
+    One(Guard),
+    Several(MultiGuard),
+}
+
+impl Hold {
+    fn watch(&self) -> HoldWatch {
+        match self {
+            Self::One(guard) => guard.watch(),
+            Self::Several(guard) => guard.watch(),
+        }
+    }
+
+    /// Requests to yield, if they are wanted.
+    fn yields(&self, wanted: bool) -> Option<Yields> {
+        match self {
+            Self::One(guard) if wanted => guard.yields().ok(),
+            _ => None,
+        }
+    }
+
+    async fn release(self) {
+        // Lost or given back: it is not held either way.
+        let _ = match self {
+            Self::One(guard) => guard.release().await,
+            Self::Several(guard) => guard.release().await,
+        };
+    }
+}
+
+async fn acquire(order: &Order) -> Result<(Session, Hold), CliError> {
     let config = Config::new(&order.endpoints)?
         .call_timeout(Duration::from_millis(order.timeout_ms))
         .label(order.label.clone());
     let client = Client::with_config(config).await?;
     let session = client.session(Duration::from_millis(order.ttl_ms))?;
+    let hold = if order.also.is_empty() {
+        Hold::One(acquire_one(&session, order).await?)
+    } else {
+        Hold::Several(acquire_several(&session, order).await?)
+    };
+    Ok((session, hold))
+}
+
+async fn acquire_one(session: &Session, order: &Order) -> Result<Guard, AcquireError> {
     let mut request = session.lock(order.key.clone());
     if let Some(value) = &order.value {
         request = request.value(value.clone());
@@ -70,17 +115,31 @@ async fn acquire(order: &Order) -> Result<(Session, Guard), CliError> {
     if let Some((permits, limit)) = order.permits {
         request = request.permits(permits, limit);
     }
-    request = request.lock_delay(Duration::from_millis(order.lock_delay_ms));
-    let guard: Result<Guard, AcquireError> = request.acquire().await;
-    Ok((session, guard?))
+    request.lock_delay(Duration::from_millis(order.lock_delay_ms)).acquire().await
+}
+
+async fn acquire_several(session: &Session, order: &Order) -> Result<MultiGuard, AcquireError> {
+    let keys = std::iter::once(&order.key).chain(&order.also).cloned();
+    let mut request = session.lock_all(keys);
+    if let Some(value) = &order.value {
+        request = request.value(value.clone());
+    }
+    if let Some(wait_ms) = order.wait_ms {
+        request = request.wait(Duration::from_millis(wait_ms));
+    }
+    request.lock_delay(Duration::from_millis(order.lock_delay_ms)).acquire().await
 }
 
 /// Tells the supervisor each new end of validity until it wants the lock given back. Returns the
 /// command's group if the supervisor has gone and left it behind.
-async fn watch(guard: &Guard, input: &mut Input, ttl: Duration) -> Option<Pid> {
+async fn watch(
+    mut hold: HoldWatch,
+    mut yields: Option<Yields>,
+    input: &mut Input,
+    ttl: Duration,
+) -> Option<Pid> {
     let mut group = None;
-    let mut told = until(guard);
-    let mut hold = guard.watch();
+    let mut told = until(&hold);
     let mut lost = false;
     loop {
         tokio::select! {
@@ -97,15 +156,31 @@ async fn watch(guard: &Guard, input: &mut Input, ttl: Duration) -> Option<Pid> {
                     let _ = kill_process_group(group, Signal::KILL);
                 }
             }
+            asked = next_yield(&mut yields), if !lost => {
+                let YieldAsked { who, why, within } = asked;
+                let within_ms = within.as_millis() as u64;
+                let _ = say(&Word::Yield { who, why, within_ms }).await;
+            }
             () = tokio::time::sleep(ttl / LOOKS_PER_TTL), if !lost => {}
         }
-        let until_ns = until(guard);
+        let until_ns = until(&hold);
         // The end is computed from what is left; a little noise is no news.
         if !lost && until_ns > told + 1_000_000 {
             told = until_ns;
             let _ = say(&Word::Until { until_ns }).await;
         }
     }
+}
+
+/// The next request to yield; none comes after the last.
+pub(in super::super) async fn next_yield(yields: &mut Option<Yields>) -> YieldAsked {
+    if let Some(stream) = yields {
+        if let Ok(Some(asked)) = stream.next().await {
+            return asked;
+        }
+        *yields = None;
+    }
+    std::future::pending().await
 }
 
 fn parse(line: std::io::Result<Option<String>>) -> Option<Reply> {
@@ -126,8 +201,8 @@ async fn tell_change(change: Option<HoldState>) {
 }
 
 /// The end of validity on the system's clock, which the supervisor shares.
-fn until(guard: &Guard) -> u64 {
-    super::supervisor::now_ns() + guard.remaining().as_nanos() as u64
+fn until(hold: &HoldWatch) -> u64 {
+    super::supervisor::now_ns() + hold.remaining().as_nanos() as u64
 }
 
 /// Kills a group and waits until it is gone.

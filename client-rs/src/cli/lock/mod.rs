@@ -32,7 +32,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 pub(super) use self::exec::{ExecArgs, exec};
-pub(super) use self::keeper::keep;
+pub(super) use self::keeper::{keep, next_yield};
 use super::exit::CliError;
 use super::options::{Options, label, time, ttl};
 
@@ -53,6 +53,9 @@ pub(super) struct Args {
     /// Attached to the hold; whoever reads the key sees it
     #[arg(long)]
     value: Option<String>,
+    /// And this key of the same shard, in the same step or not at all; may be given several times
+    #[arg(long, value_name = "KEY", conflicts_with_all = ["shared", "permits", "yields"])]
+    also: Vec<String>,
     /// Shares the lock with others who do the same; nobody holds it exclusively meanwhile
     #[arg(long, conflicts_with = "permits")]
     shared: bool,
@@ -82,6 +85,10 @@ pub(super) struct Term {
     /// If it is lost, nobody else gets it for this long, at most 60s
     #[arg(long, value_name = "TIME", value_parser = time)]
     lock_delay: Option<Duration>,
+    /// When somebody asks to yield (`leasehold yield`), sends the command TERM; without a command,
+    /// gives up
+    #[arg(long)]
+    yields: bool,
     /// How long before the end of validity the command gets TERM; by default a fifth of the TTL
     #[arg(long, value_name = "TIME", value_parser = time)]
     grace: Option<Duration>,
@@ -96,6 +103,10 @@ impl Term {
         if self.try_once { Some(Duration::ZERO) } else { self.wait }
     }
 
+    pub(super) const fn yields(&self) -> bool {
+        self.yields
+    }
+
     pub(super) fn lock_delay(&self) -> Duration {
         self.lock_delay.unwrap_or_default()
     }
@@ -105,6 +116,8 @@ impl Term {
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) key: String,
+    /// Further keys, all in one step.
+    pub(super) also: Vec<String>,
     pub(super) value: Option<String>,
     pub(super) shared: bool,
     /// Permits and the semaphore's limit.
@@ -120,6 +133,7 @@ struct Order {
     timeout_ms: u64,
     label: String,
     key: String,
+    also: Vec<String>,
     value: Option<String>,
     ttl_ms: u64,
     /// `None` has no limit, 0 does not wait.
@@ -128,13 +142,14 @@ struct Order {
     /// Permits and the semaphore's limit.
     permits: Option<(u32, u32)>,
     lock_delay_ms: u64,
+    yields: bool,
 }
 
 /// What the keeper says, a line each.
 #[derive(Serialize, Deserialize, Debug, PartialEq, Eq)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Word {
-    /// Granted.
+    /// Granted, under the token of the first key and those of the others after it.
     Held { token: u64, until_ns: u64 },
     /// Valid until this point of the system's clock.
     Until { until_ns: u64 },
@@ -144,6 +159,8 @@ enum Word {
     Lost { cause: String },
     /// Not acquired.
     Failed { error: String, class: String, message: String, exit: u8 },
+    /// Somebody asks the holder to give up.
+    Yield { who: String, why: String, within_ms: u64 },
     /// Given back.
     Released,
 }
@@ -159,8 +176,9 @@ enum Reply {
 }
 
 pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliError> {
-    let Args { key, term, value, shared, permits, of, command } = args;
-    run_job(options, Job { key, value, shared, permits: permits.zip(of), term, command }).await
+    let Args { key, also, term, value, shared, permits, of, command } = args;
+    let permits = permits.zip(of);
+    run_job(options, Job { key, also, value, shared, permits, term, command }).await
 }
 
 /// Runs a command under a hold.
@@ -182,12 +200,14 @@ pub(super) async fn run_job(options: &Options, job: Job) -> Result<ExitCode, Cli
         timeout_ms: options.timeout.as_millis() as u64,
         label: label(),
         key: job.key,
+        also: job.also,
         value: job.value,
         ttl_ms: ttl.as_millis() as u64,
         wait_ms: wait.map(|wait| wait.as_millis() as u64),
         shared: job.shared,
         permits: job.permits,
         lock_delay_ms: job.term.lock_delay().as_millis() as u64,
+        yields: job.term.yields,
     };
     supervisor::run(&order, &job.command, grace, options.json).await
 }

@@ -143,7 +143,7 @@ pub(super) async fn run(
             return Ok(ExitCode::from(FAILED));
         }
     };
-    let child = match start(command, &order.key, token) {
+    let child = match start(command, order, token) {
         Ok(child) => child,
         Err(error) => {
             keeper.dismiss(GOODBYE).await;
@@ -162,14 +162,17 @@ pub(super) async fn run(
 }
 
 /// The command, by way of `exec`, in a group of its own.
-fn start(command: &[OsString], key: &str, token: u64) -> Result<Child, CliError> {
+fn start(command: &[OsString], order: &Order, token: u64) -> Result<Child, CliError> {
+    let tokens = token..=token + order.also.len() as u64;
+    let tokens: Vec<_> = tokens.map(|token| token.to_string()).collect();
     itself()?
         .arg(EXEC)
         .arg(std::process::id().to_string())
         .arg("--")
         .args(command)
-        .env("LEASEHOLD_KEY", key)
+        .env("LEASEHOLD_KEY", &order.key)
         .env("LEASEHOLD_TOKEN", token.to_string())
+        .env("LEASEHOLD_TOKENS", tokens.join(" "))
         .process_group(0)
         .spawn()
         .map_err(CliError::Io)
@@ -259,6 +262,14 @@ impl Watch {
                 &json!({ "event": "at_risk", "cause": cause, "remaining_ms": remaining_ms }),
                 &format!("the lock is at risk ({cause}); {remaining_ms} ms left"),
             ),
+            Some(Word::Yield { who, why, within_ms }) => {
+                let object = json!({
+                    "event": "yield", "who": who, "why": why, "within_ms": within_ms,
+                });
+                let text = format!("{who} asks to yield within {within_ms} ms: {why}");
+                note(self.json, &object, &format!("{text}: the command gets TERM"));
+                let _ = kill_process_group(self.group, Signal::TERM);
+            }
             Some(_) => {}
             None => {
                 self.keeper_gone = true;

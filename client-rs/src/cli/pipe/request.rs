@@ -17,6 +17,8 @@ pub(super) struct Acquire {
     pub(super) limit: Option<u32>,
     #[serde(default)]
     pub(super) reentrant: bool,
+    #[serde(default)]
+    pub(super) yields: bool,
     pub(super) lock_delay_ms: Option<u64>,
 }
 
@@ -40,6 +42,23 @@ impl Acquire {
     }
 }
 
+/// `acquire_all`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AcquireAll {
+    pub(super) keys: Vec<String>,
+    pub(super) wait_ms: Option<u64>,
+    pub(super) value: Option<String>,
+    pub(super) lock_delay_ms: Option<u64>,
+}
+
+/// `release_all`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ReleaseAll {
+    pub(super) token: u64,
+}
+
 /// `campaign`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -48,6 +67,8 @@ struct Campaign {
     value: String,
     wait_ms: Option<u64>,
     lock_delay_ms: Option<u64>,
+    #[serde(default)]
+    yields: bool,
 }
 
 /// `proclaim`.
@@ -67,7 +88,7 @@ struct Resign {
     token: Option<u64>,
 }
 
-/// `leader`.
+/// `leader`, `observe`, `unobserve`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Leader {
@@ -86,6 +107,7 @@ impl From<Campaign> for Acquire {
             permits: None,
             limit: None,
             reentrant: false,
+            yields: campaign.yields,
             lock_delay_ms: campaign.lock_delay_ms,
         }
     }
@@ -124,6 +146,15 @@ pub(super) struct Get {
     pub(super) key: String,
 }
 
+/// `watch`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Watch {
+    pub(super) key: Option<String>,
+    pub(super) prefix: Option<String>,
+    pub(super) from: Option<String>,
+}
+
 /// `set_limit`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -149,19 +180,30 @@ pub(super) struct OfAcquire {
     pub(super) target: Value,
 }
 
+/// What has nothing to do with the holds of this session.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    Get(Get),
+    Why(Get),
+    Leader(Leader),
+    SetLimit(SetLimit),
+    Yield(Yield),
+}
+
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Op {
     Acquire(Acquire),
+    AcquireAll(AcquireAll),
+    ReleaseAll(ReleaseAll),
     Release(OfHold),
     Renew(OfHold),
     Remaining(OfHold),
     Mode(SetMode),
     SetValue(SetValue),
-    Leader(Leader),
-    Get(Get),
-    Why(Get),
-    SetLimit(SetLimit),
-    Yield(Yield),
+    Watch(Watch),
+    Ask(Ask),
+    Observe(Leader),
+    Unobserve(Leader),
     Place(OfAcquire),
     Cancel(OfAcquire),
 }
@@ -192,6 +234,8 @@ pub(super) fn parse(line: &[u8]) -> Result<(Value, Op), Misread> {
 fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
     Ok(match op {
         "acquire" => Op::Acquire(read::<Acquire>(fields)?.check()?),
+        "acquire_all" => Op::AcquireAll(read(fields)?),
+        "release_all" => Op::ReleaseAll(read(fields)?),
         "release" => Op::Release(read(fields)?),
         "renew" => Op::Renew(read(fields)?),
         "remaining" => Op::Remaining(read(fields)?),
@@ -205,12 +249,21 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
             let Resign { name: key, token } = read(fields)?;
             Op::Release(OfHold { key, token })
         }
-        "leader" => Op::Leader(read(fields)?),
+        "leader" => Op::Ask(Ask::Leader(read(fields)?)),
+        "observe" => Op::Observe(read(fields)?),
+        "unobserve" => Op::Unobserve(read(fields)?),
         "set_value" => Op::SetValue(read(fields)?),
-        "get" => Op::Get(read(fields)?),
-        "why" => Op::Why(read(fields)?),
-        "set_limit" => Op::SetLimit(read(fields)?),
-        "yield" => Op::Yield(read(fields)?),
+        "watch" => {
+            let watch: Watch = read(fields)?;
+            if watch.key.is_some() && watch.prefix.is_some() {
+                return Err("\"key\" and \"prefix\" exclude each other".to_owned());
+            }
+            Op::Watch(watch)
+        }
+        "get" => Op::Ask(Ask::Get(read(fields)?)),
+        "why" => Op::Ask(Ask::Why(read(fields)?)),
+        "set_limit" => Op::Ask(Ask::SetLimit(read(fields)?)),
+        "yield" => Op::Ask(Ask::Yield(read(fields)?)),
         "place" => Op::Place(read(fields)?),
         "cancel" => Op::Cancel(read(fields)?),
         other => return Err(format!("unknown op {other:?}")),
@@ -239,6 +292,7 @@ mod tests {
             permits: None,
             limit: None,
             reentrant: false,
+            yields: false,
             lock_delay_ms: None,
         };
         assert_eq!(parse(line), Ok((json!(1), Op::Acquire(acquire))));

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold::{
-    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, Session, Ticket, Token,
+    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, MultiGuard, Observation,
+    Session, Ticket, WatchTarget, YieldAsked, Yields,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
@@ -12,28 +13,44 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::super::exit::{CliError, failure_json};
-use super::super::force_release::present_token;
-use super::super::options::label;
-use super::super::{json, why};
-use super::request::{Acquire, HoldMode, Misread, OfHold, Op, SetMode, SetValue, parse};
+use super::super::watch::place;
+use super::super::{json, observe};
+use super::ask::answer;
+use super::request::{
+    Acquire, AcquireAll, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse,
+};
 
 /// Longest line of input, in bytes.
 const LINE_LEN_MAX: u64 = 64 * 1024;
 /// Requests without a reply.
 const OPEN_MAX: usize = 4096;
+/// Elections that are observed at a time.
+const OBSERVED_MAX: usize = 64;
 /// Lines that wait to be written; with these, nothing more is read.
 const LINES_MAX: usize = 1024;
 
 /// What a request's task ends with.
 enum Done {
     Reply(Value),
-    Granted(Guard),
+    /// And whether requests to yield are to be told.
+    Granted(Guard, bool),
+    GrantedAll(MultiGuard),
 }
 
 type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Requests that are open, by their id's text. An acquire has a ticket.
-type Open = BTreeMap<String, (Value, AbortHandle, Option<Ticket>)>;
+/// What an open request is, as far as others may refer to it.
+enum Kind {
+    /// It ends by itself.
+    Plain,
+    /// It waits in a queue.
+    Acquire(Ticket),
+    /// It tells until it is cancelled.
+    Watch,
+}
+
+/// Requests that are open, by their id's text.
+type Open = BTreeMap<String, (Value, AbortHandle, Kind)>;
 
 struct Pipe {
     client: Client,
@@ -41,6 +58,10 @@ struct Pipe {
     /// By key: the entries of its hold, the newest last. Those of one that was lost stay until the
     /// key is granted again.
     holds: BTreeMap<String, Vec<Guard>>,
+    /// Of several keys, by the token of the first.
+    groups: BTreeMap<u64, MultiGuard>,
+    /// Elections that are observed.
+    observed: BTreeMap<String, AbortHandle>,
     tasks: JoinSet<(String, Done)>,
     open: Open,
     out: mpsc::Sender<Value>,
@@ -54,6 +75,8 @@ pub(super) async fn run(client: Client, session: Session, ttl: Duration) -> Resu
         client,
         session,
         holds: BTreeMap::new(),
+        groups: BTreeMap::new(),
+        observed: BTreeMap::new(),
         tasks: JoinSet::new(),
         open: BTreeMap::new(),
         out,
@@ -170,57 +193,60 @@ impl Pipe {
         }
         match op {
             Op::Acquire(acquire) => self.acquire(id, acquire).await,
+            Op::AcquireAll(acquire) => self.acquire_all(id, acquire),
+            Op::ReleaseAll(of) => self.release_all(id, of.token).await,
             Op::Release(hold) => self.release(id, &hold).await,
             Op::Renew(hold) => self.renew(id, &hold).await,
             Op::Remaining(hold) => self.remaining(&id, &hold).await,
             Op::Mode(mode) => self.mode(id, mode).await,
             Op::SetValue(value) => self.set_value(id, value).await,
-            Op::Leader(leader) => {
-                let election = self.client.election(leader.name);
-                self.spawn(id, None, async move {
-                    match election.leader().await {
-                        Ok(leader) => Done::Reply(
-                            json!({ "ok": true, "leader": leader.as_ref().map(json::leader) }),
-                        ),
-                        Err(error) => Done::Reply(failure_json(error.failure())),
-                    }
-                });
-            }
-            Op::Get(get) => {
-                let client = self.client.clone();
-                self.spawn(id, None, async move {
-                    match client.get(get.key).await {
-                        Ok(read) => Done::Reply(json::key(&read)),
-                        Err(error) => Done::Reply(failure_json(error.failure())),
-                    }
-                });
-            }
+            Op::Watch(request) => self.watch(id, request),
             Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
+            Op::Observe(of) => self.observe(&id, of.name).await,
+            Op::Unobserve(of) => {
+                if let Some(observer) = self.observed.remove(&of.name) {
+                    observer.abort();
+                }
+                self.reply(&id, json!({ "ok": true })).await;
+            }
             Op::Place(place) => self.place(id, &place.target).await,
-            Op::Why(of) => {
+            Op::Ask(ask) => {
                 let client = self.client.clone();
-                self.operate(id, async move { Ok(why::object(&client.get(of.key).await?)) });
-            }
-            Op::Yield(ask) => {
-                let client = self.client.clone();
-                self.operate(id, async move {
-                    let token = match ask.token {
-                        Some(token) => Token(token),
-                        None => present_token(&client.get(ask.key.clone()).await?, "\"token\"")?,
-                    };
-                    let within = Duration::from_millis(ask.within_ms);
-                    client.ask_yield(ask.key, token, &label(), &ask.why, within).await?;
-                    Ok(json!({ "ok": true, "token": token.0 }))
-                });
-            }
-            Op::SetLimit(set) => {
-                let client = self.client.clone();
-                self.operate(id, async move {
-                    client.set_limit(set.key, set.limit, &label()).await?;
-                    Ok(json!({ "ok": true }))
+                self.spawn(id, None, async move {
+                    let answer = answer(&client, ask).await;
+                    Done::Reply(answer.unwrap_or_else(|error| error.to_json()))
                 });
             }
         }
+    }
+
+    /// Open until it is cancelled or cut off; what it tells is news.
+    fn watch(&mut self, id: Value, request: Watch) {
+        let target = match (request.key, request.prefix) {
+            (Some(key), _) => WatchTarget::key(key),
+            (None, prefix) => WatchTarget::prefix(prefix.unwrap_or_default()),
+        };
+        let from = place(request.from.as_deref().unwrap_or("now"));
+        let (client, out, name) = (self.client.clone(), self.out.clone(), id.clone());
+        self.spawn_as(id, Kind::Watch, async move {
+            let begun = from.and_then(|from| client.watch(&target, &from));
+            let mut watch = match begun {
+                Ok(watch) => watch,
+                Err(error) => return Done::Reply(failure_json(error.failure())),
+            };
+            loop {
+                let item = match watch.next().await {
+                    Ok(item) => item,
+                    Err(error) => return Done::Reply(failure_json(error.failure())),
+                };
+                let mut line = json::watch_item(&item, watch.cursor().as_ref());
+                line["watch"] = name.clone();
+                // Nobody listens any more: the loop ends by that, too.
+                if out.send(line).await.is_err() {
+                    return Done::Reply(json!({}));
+                }
+            }
+        });
     }
 
     fn spawn(
@@ -229,10 +255,19 @@ impl Pipe {
         ticket: Option<Ticket>,
         work: impl Future<Output = Done> + Send + 'static,
     ) {
+        self.spawn_as(id, ticket.map_or(Kind::Plain, Kind::Acquire), work);
+    }
+
+    fn spawn_as(
+        &mut self,
+        id: Value,
+        kind: Kind,
+        work: impl Future<Output = Done> + Send + 'static,
+    ) {
         let name = id.to_string();
         let tag = name.clone();
         let handle = self.tasks.spawn(async move { (tag, work.await) });
-        self.open.insert(name, (id, handle, ticket));
+        self.open.insert(name, (id, handle, kind));
     }
 
     async fn acquire(&mut self, id: Value, acquire: Acquire) {
@@ -264,7 +299,45 @@ impl Pipe {
         };
         self.spawn(id, Some(acquiring.ticket()), async move {
             match acquiring.granted().await {
-                Ok(guard) => Done::Granted(guard),
+                Ok(guard) => Done::Granted(guard, acquire.yields),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    fn acquire_all(&mut self, id: Value, acquire: AcquireAll) {
+        let mut request = self.session.lock_all(acquire.keys);
+        if let Some(wait_ms) = acquire.wait_ms {
+            request = request.wait(Duration::from_millis(wait_ms));
+        }
+        if let Some(value) = acquire.value {
+            request = request.value(value);
+        }
+        if let Some(delay_ms) = acquire.lock_delay_ms {
+            request = request.lock_delay(Duration::from_millis(delay_ms));
+        }
+        let acquiring = match request.begin() {
+            Ok(acquiring) => acquiring,
+            Err(error) => {
+                let refusal = failure_json(error.failure());
+                return self.spawn(id, None, async { Done::Reply(refusal) });
+            }
+        };
+        self.spawn(id, Some(acquiring.ticket()), async move {
+            match acquiring.granted().await {
+                Ok(guard) => Done::GrantedAll(guard),
+                Err(error) => Done::Reply(failure_json(error.failure())),
+            }
+        });
+    }
+
+    async fn release_all(&mut self, id: Value, token: u64) {
+        let Some(guard) = self.groups.remove(&token) else {
+            return self.refuse(&id, &Failure::of(ErrorCode::NOT_OWNER)).await;
+        };
+        self.spawn(id, None, async move {
+            match guard.release().await {
+                Ok(()) => Done::Reply(json!({ "ok": true, "token": token })),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
@@ -373,12 +446,30 @@ impl Pipe {
         }
     }
 
+    /// Tells who leads an election until that is not wanted any more.
+    async fn observe(&mut self, id: &Value, name: String) {
+        self.observed.retain(|_, observer| !observer.is_finished());
+        if self.observed.contains_key(&name) || self.observed.len() >= OBSERVED_MAX {
+            let text = format!("it is observed already, or {OBSERVED_MAX} others are");
+            return self.refuse(id, &Failure::new(ErrorCode::BUSY, text)).await;
+        }
+        match self.client.election(name.clone()).observe() {
+            Err(error) => self.refuse(id, error.failure()).await,
+            Ok(observation) => {
+                self.reply(id, json!({ "ok": true })).await;
+                let observer =
+                    tokio::spawn(tell_leaders(name.clone(), observation, self.out.clone()));
+                self.observed.insert(name, observer.abort_handle());
+            }
+        }
+    }
+
     /// Tells where an acquire waits.
     async fn place(&mut self, id: Value, target: &Value) {
-        let open = self.open.get(&target.to_string());
-        let Some(ticket) = open.and_then(|(_, _, ticket)| ticket.clone()) else {
+        let Some((_, _, Kind::Acquire(ticket))) = self.open.get(&target.to_string()) else {
             return self.refuse(&id, &Failure::of(ErrorCode::NOT_QUEUED)).await;
         };
+        let ticket = ticket.clone();
         self.spawn(id, None, async move {
             match ticket.place().await {
                 Ok(Some(place)) => Done::Reply(json::place(&place)),
@@ -388,22 +479,11 @@ impl Pipe {
         });
     }
 
-    /// Runs an operator's request.
-    fn operate(
-        &mut self,
-        id: Value,
-        work: impl Future<Output = Result<Value, CliError>> + Send + 'static,
-    ) {
-        self.spawn(id, None, async move {
-            Done::Reply(work.await.unwrap_or_else(|error| error.to_json()))
-        });
-    }
-
     /// Ends the wait of an acquire: its future is dropped, and the library cancels it.
     async fn cancel(&mut self, id: &Value, target: &Value) {
         let name = target.to_string();
         match self.open.get(&name) {
-            Some((_, handle, Some(_))) if !handle.is_finished() => {
+            Some((_, handle, Kind::Acquire(_) | Kind::Watch)) if !handle.is_finished() => {
                 handle.abort();
                 let (target, ..) = self.open.remove(&name).expect("just looked up");
                 self.refuse(&target, &Failure::of(ErrorCode::CANCELLED)).await;
@@ -419,7 +499,23 @@ impl Pipe {
         let Some((id, ..)) = self.open.remove(name) else { return };
         match done {
             Done::Reply(reply) => self.reply(&id, reply).await,
-            Done::Granted(guard) => {
+            Done::GrantedAll(guard) => {
+                let holds = guard.holds();
+                let token = holds.first().map_or(0, |(_, token)| token.0);
+                let each = holds.iter().map(|(key, token)| json!({ "key": key, "token": token.0 }));
+                let reply = json!({
+                    "ok": true,
+                    "token": token,
+                    "holds": each.collect::<Vec<_>>(),
+                    "remaining_ms": guard.remaining().as_millis() as u64,
+                });
+                // All are lost together; the first stands for all.
+                let key = holds.first().map_or_else(String::new, |(key, _)| (*key).to_owned());
+                tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
+                self.groups.insert(token, guard);
+                self.reply(&id, reply).await;
+            }
+            Done::Granted(guard, yields) => {
                 let mut reply = json!({
                     "ok": true,
                     "key": guard.key(),
@@ -435,8 +531,19 @@ impl Pipe {
                 if entries.is_empty() {
                     tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
                 }
+                let asked = yields.then(|| guard.yields());
+                let (key, token) = (guard.key().to_owned(), guard.token().0);
                 entries.push(guard);
                 self.reply(&id, reply).await;
+                match asked {
+                    Some(Ok(asked)) => {
+                        tokio::spawn(tell_yields(key, asked, self.out.clone()));
+                    }
+                    Some(Err(error)) => {
+                        self.say(deaf(&key, token, error.failure())).await;
+                    }
+                    None => {}
+                }
             }
         }
     }
@@ -455,6 +562,7 @@ impl Pipe {
 
     /// Gives everything back.
     async fn close(mut self) -> Result<(), CliError> {
+        self.observed.values().for_each(AbortHandle::abort);
         self.tasks.shutdown().await;
         let own: Vec<Guard> = std::mem::take(&mut self.holds)
             .into_values()
@@ -467,6 +575,52 @@ impl Pipe {
         }
         Ok(self.session.close().await?)
     }
+}
+
+/// Tells of an election's changes.
+async fn tell_leaders(name: String, mut observation: Observation, out: mpsc::Sender<Value>) {
+    loop {
+        let (line, last) = match observation.next().await {
+            Ok(observed) => (observe::object(&name, &observed), false),
+            Err(error) => {
+                let mut line = failure_json(error.failure());
+                (line["event"], line["name"]) = ("unobserved".into(), name.as_str().into());
+                (line, true)
+            }
+        };
+        if out.send(line).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+/// Tells of requests to give a hold up until it is over.
+async fn tell_yields(key: String, mut yields: Yields, out: mpsc::Sender<Value>) {
+    loop {
+        let token = yields.token().0;
+        let (line, last) = match yields.next().await {
+            Ok(None) => return,
+            Ok(Some(YieldAsked { who, why, within })) => {
+                let within_ms = within.as_millis() as u64;
+                let line = json!({
+                    "event": "yield", "key": key, "token": token, "who": who, "why": why,
+                    "within_ms": within_ms,
+                });
+                (line, false)
+            }
+            Err(error) => (deaf(&key, token, error.failure()), true),
+        };
+        if out.send(line).await.is_err() || last {
+            return;
+        }
+    }
+}
+
+/// Requests to yield are not heard of any more.
+fn deaf(key: &str, token: u64, failure: &Failure) -> Value {
+    let mut line = failure_json(failure);
+    (line["event"], line["key"], line["token"]) = ("yields_ended".into(), key.into(), token.into());
+    line
 }
 
 /// Tells of a hold's changes until it is lost or given back.

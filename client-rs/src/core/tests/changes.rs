@@ -51,7 +51,15 @@ fn options_out_of_range_are_refused_with_what_was_given() {
     let refused = |rig: &mut Rig, options: Options, own: bool| {
         let own = own.then_some((TTL_MS, leasehold_protocol::ids::Secret([1; 16])));
         let (key, value, wait) = (b"k".to_vec(), Vec::new(), Wait::Try);
-        let request = super::super::AcquireRequest { session, key, value, wait, own, options };
+        let request = super::super::AcquireRequest {
+            session,
+            key,
+            more: Vec::new(),
+            value,
+            wait,
+            own,
+            options,
+        };
         rig.core.acquire(rig.now, request).expect_err("refused")
     };
     let permits = |count, limit| Options { mode: Mode::permits(count), limit, ..Options::PLAIN };
@@ -148,6 +156,21 @@ fn an_entry_that_is_heard_of_late_is_settled_by_a_read() {
     rig.renewed(&renew, 2);
     let held = rig.acquired(second).expect("current");
     assert_eq!(rig.state(&held), HoldState::Held);
+}
+
+#[test]
+fn an_entry_at_the_version_of_the_last_read_is_current_at_once() {
+    let mut rig = Rig::new();
+    let (session, _, _) = rig.holding();
+    rig.advance(TTL / 3);
+    let renew = rig.take_renew();
+    rig.renewed(&renew, 2);
+    let read = rig.take_holds();
+    rig.holds(&read, 2, &[(5, false)]);
+    let second = rig.acquire_as(session, "k", Wait::Unlimited, None, REENTRANT);
+    let acquire = rig.take_acquire();
+    rig.outcome(&acquire, entered(5, 2));
+    rig.acquired(second).expect("it held the key at that very version");
 }
 
 #[test]
@@ -350,6 +373,126 @@ fn a_cancel_that_came_too_late_to_matter_does_not_hold_the_floor() {
     rig.acquire(session, "k2", Wait::Try);
     let acquire = rig.take_acquire();
     assert_eq!(acquire.caller().floor, Number(3), "its cancel's answer is not waited for");
+}
+
+/// A session that holds `a`, `b` and `c` at once, under tokens 5, 6 and 7.
+fn holding_three() -> (Rig, super::super::OpId, super::super::Held) {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    let op = rig.acquire_several(session, &["a", "b", "c"]);
+    rig.opened();
+    let acquire = rig.take_acquire();
+    let Command::AcquireAll { wants, .. } = acquire.command() else { panic!("{acquire:?}") };
+    assert_eq!(
+        wants.iter().map(|want| want.key.as_slice()).collect::<Vec<_>>(),
+        [b"a", b"b", b"c"]
+    );
+    rig.grant(&acquire, 5, 0);
+    let held = rig.acquired(op).expect("granted");
+    (rig, op, held)
+}
+
+#[test]
+fn several_keys_are_one_hold_and_are_given_back_at_once() {
+    let (mut rig, op, held) = holding_three();
+    rig.advance(TTL / 2);
+    assert_eq!(rig.changes(op), [HoldChange::AtRisk], "told once");
+    assert!(matches!(rig.state(&held), HoldState::AtRisk { .. }));
+    rig.core.release(rig.now, op, true).expect("held");
+    rig.turn();
+    let release = rig.take_release();
+    let Command::ReleaseAll { acquire, .. } = release.command() else { panic!("{release:?}") };
+    assert_eq!((*acquire, release.caller().number), (Number(1), Number(3)));
+    // Each of its keys is on its way out.
+    let session = rig.session();
+    rig.acquire_several(session, &["c"]);
+    rig.outcome(&release, Outcome::Released { token: Token(5), revision: Revision(1) });
+}
+
+#[test]
+fn the_loss_of_one_key_of_several_is_the_loss_of_all_and_the_others_are_given_back() {
+    let (mut rig, op, held) = holding_three();
+    rig.advance(TTL / 3);
+    let renew = rig.take_renew();
+    rig.renewed(&renew, 2);
+    let read = rig.take_holds();
+    rig.holds(&read, 2, &[(5, false), (7, false)]);
+    assert_eq!(rig.changes(op), [HoldChange::Lost(LossCause::Forced)]);
+    assert_eq!(rig.state(&held), HoldState::Lost(LossCause::Forced));
+    let release = rig.take_release();
+    assert!(matches!(release.command(), Command::ReleaseAll { acquire: Number(1), .. }));
+    rig.outcome(&release, Outcome::Released { token: Token(5), revision: Revision(1) });
+    rig.advance(TTL);
+    assert_eq!(rig.changes(op), []);
+}
+
+#[test]
+fn a_key_of_several_whose_end_is_forced_caps_all() {
+    let (mut rig, op, held) = holding_three();
+    rig.advance(TTL / 3);
+    let renew = rig.take_renew();
+    let left = held.cell.remaining(rig.now);
+    rig.renewed(&renew, 2);
+    let read = rig.take_holds();
+    rig.holds(&read, 2, &[(5, false), (6, true), (7, false)]);
+    assert_eq!(held.cell.remaining(rig.now), left);
+    assert_eq!(rig.changes(op), [HoldChange::AtRisk]);
+    let end = rig.now.after(left);
+    while rig.now < end {
+        rig.advance(ms(100));
+        if rig.renewals() > 0 {
+            let renew = rig.take_renew();
+            rig.renewed(&renew, 2);
+        }
+    }
+    assert_eq!(rig.changes(op), [HoldChange::Lost(LossCause::Forced)]);
+    rig.take_release();
+}
+
+#[test]
+fn several_keys_heard_of_late_are_claimed_by_all_their_tokens() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    let op = rig.acquire_several(session, &["a", "b"]);
+    rig.opened();
+    let acquire = rig.take_acquire();
+    rig.queued(&acquire);
+    while rig.renewals() == 0 {
+        rig.advance(ms(50));
+    }
+    let renew = rig.take_renew();
+    rig.renewed(&renew, 1);
+    let read = rig.take_holds();
+    rig.holds(&read, 1, &[(5, false), (6, false)]);
+    rig.grant(&acquire, 5, 0);
+    let renew = rig.take_renew();
+    rig.renewed(&renew, 1);
+    rig.acquired(op).expect("current");
+    assert!(
+        rig.find(|request| matches!(request, leasehold_protocol::request::Request::Holds(_)))
+            .is_none(),
+        "no second read"
+    );
+}
+
+#[test]
+fn keys_of_several_shards_and_keys_named_twice_are_refused_before_anything_is_sent() {
+    let mut rig = Rig::with_shards(8);
+    let session = rig.session();
+    let refused = |rig: &mut Rig, keys: &[&str]| {
+        let (key, value) = (keys[0].as_bytes().to_vec(), Vec::new());
+        let more = keys[1..].iter().map(|key| further(key)).collect();
+        let (wait, own, options) = (Wait::Try, None, Options::PLAIN);
+        let request =
+            super::super::AcquireRequest { session, key, more, value, wait, own, options };
+        rig.core.acquire(rig.now, request).expect_err("refused").code
+    };
+    assert_eq!(refused(&mut rig, &["a", "b", "c", "d"]), ErrorCode::WRONG_SHARD);
+    assert_eq!(refused(&mut rig, &["{t}a", "{t}b", "{t}a"]), ErrorCode::DUPLICATE_KEY);
+    assert!(rig.sent.is_empty());
+    rig.acquire_several(session, &["{t}a", "{t}b"]);
+    rig.opened();
+    rig.take_acquire();
 }
 
 fn is_release(request: &leasehold_protocol::request::Request) -> bool {

@@ -12,3 +12,4 @@ mod retries;
 mod sessions;
 mod sim;
 mod versions;
+mod watches;

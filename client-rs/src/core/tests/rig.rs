@@ -7,7 +7,8 @@ use leasehold_protocol::command::{Caller, Command};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::frame::Decoder;
 use leasehold_protocol::ids::{
-    ClusterId, HoldSetVersion, LeaseId, NodeId, Number, RequestId, Revision, Secret, ShardId, Token,
+    ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, RequestId, Revision, Secret, ShardId,
+    Token,
 };
 use leasehold_protocol::limits::CLIENT_BODY_MAX;
 use leasehold_protocol::outcome::{Grant, Outcome};
@@ -18,8 +19,8 @@ use leasehold_protocol::reply::{
 use leasehold_protocol::request::{CommandRequest, RenewRequest, Request};
 
 use super::super::{
-    AcquireRequest, CallId, ConnId, Core, Event, Held, HoldChange, HoldState, LossCause, OpId,
-    Options, Output, SessionId, Timing, Wait, Wish,
+    AcquireRequest, CallId, ConnId, Core, Event, Further, Held, HoldChange, HoldState, LossCause,
+    OpId, Options, Output, SessionId, Timing, Wait, Wish,
 };
 use crate::clock::BootTime;
 use crate::error::Failure;
@@ -64,7 +65,8 @@ impl Sent {
             | Command::Convert { caller, .. }
             | Command::SetValue { caller, .. }
             | Command::Cancel { caller, .. }
-            | Command::Release { caller, .. } => caller,
+            | Command::Release { caller, .. }
+            | Command::ReleaseAll { caller, .. } => caller,
             other => panic!("not numbered: {other:?}"),
         }
     }
@@ -264,7 +266,10 @@ impl Rig {
 
     pub(super) fn take_release(&mut self) -> Sent {
         self.take("release", |command| {
-            matches!(command, Command::Release { .. } | Command::ReleaseOwn { .. })
+            matches!(
+                command,
+                Command::Release { .. } | Command::ReleaseOwn { .. } | Command::ReleaseAll { .. }
+            )
         })
     }
 
@@ -353,7 +358,7 @@ impl Rig {
         let held = |&(token, forced): &(u64, bool)| HeldKey {
             key: b"k".to_vec(),
             token: Token(token),
-            mode: leasehold_protocol::ids::Mode::EXCLUSIVE,
+            mode: Mode::EXCLUSIVE,
             number: Number(1),
             forced,
             slots: Vec::new(),
@@ -404,7 +409,7 @@ impl Rig {
         options: Options,
     ) -> OpId {
         let (key, value) = (key.as_bytes().to_vec(), b"v".to_vec());
-        let request = AcquireRequest { session, key, value, wait, own, options };
+        let request = AcquireRequest { session, key, more: Vec::new(), value, wait, own, options };
         let op = self.core.acquire(self.now, request).expect("accepted");
         self.turn();
         op
@@ -445,6 +450,16 @@ impl Rig {
             Some(Event::Acquired { result, .. }) => Some(result),
             _ => None,
         }
+    }
+
+    pub(super) fn acquire_several(&mut self, session: SessionId, keys: &[&str]) -> OpId {
+        let (key, value) = (keys[0].as_bytes().to_vec(), b"v".to_vec());
+        let more = keys[1..].iter().map(|key| further(key)).collect();
+        let (wait, own, options) = (Wait::Unlimited, None, Options::PLAIN);
+        let request = AcquireRequest { session, key, more, value, wait, own, options };
+        let op = self.core.acquire(self.now, request).expect("accepted");
+        self.turn();
+        op
     }
 
     /// Starts a change of a hold.
@@ -517,6 +532,11 @@ pub(super) fn frame(id: RequestId, reply: &Reply) -> Vec<u8> {
     let mut bytes = Vec::new();
     reply.encode_frame(id, &mut bytes).expect("it fits");
     bytes
+}
+
+/// A further key of an acquire of several, exclusively.
+pub(super) fn further(key: &str) -> Further {
+    Further { key: key.as_bytes().to_vec(), mode: Mode::EXCLUSIVE, limit: 0 }
 }
 
 /// The grant of a further entry of a hold: the version stays.

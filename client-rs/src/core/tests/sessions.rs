@@ -68,8 +68,15 @@ fn a_session_that_was_never_used_closes_without_a_word() {
     assert!(rig.sent.is_empty());
     assert!(matches!(rig.events.pop_front(), Some(Event::Closed { result: Ok(()), .. })));
     let (key, value, options) = (b"k".to_vec(), Vec::new(), Options::PLAIN);
-    let request =
-        super::super::AcquireRequest { session, key, value, wait: Wait::Try, own: None, options };
+    let request = super::super::AcquireRequest {
+        session,
+        key,
+        more: Vec::new(),
+        value,
+        wait: Wait::Try,
+        own: None,
+        options,
+    };
     assert!(rig.core.acquire(rig.now, request).is_err());
 }
 
@@ -225,6 +232,7 @@ fn input_out_of_range_is_refused_before_anything_is_sent() {
         let request = super::super::AcquireRequest {
             session,
             key: key.to_vec(),
+            more: Vec::new(),
             value: vec![0; value],
             wait: Wait::Try,
             own: own.map(|ttl_ms| (ttl_ms, Secret([0; 16]))),

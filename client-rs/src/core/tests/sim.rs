@@ -23,7 +23,7 @@ use super::super::{
     SessionId, Timing, Wait, Wish,
 };
 use super::authority::{Authority, error};
-use super::rig::{frame, ms, requests, wire_decoder};
+use super::rig::{frame, further, ms, requests, wire_decoder};
 use crate::clock::BootTime;
 use crate::error::Failure;
 
@@ -60,6 +60,7 @@ struct Seen {
     upgraded: u64,
     upgrade_refused: u64,
     revalued: u64,
+    several: u64,
 }
 
 enum Step {
@@ -74,7 +75,8 @@ enum Step {
 }
 
 struct Asked {
-    key: u64,
+    /// Several are asked for at once, all exclusively.
+    keys: Vec<u64>,
     options: Options,
     due: BootTime,
     waits: bool,
@@ -84,7 +86,7 @@ struct Client {
     core: Core,
     session: Option<SessionId>,
     asked: BTreeMap<OpId, Asked>,
-    holds: BTreeMap<OpId, (u64, Held)>,
+    holds: BTreeMap<OpId, (Vec<u64>, Held)>,
     changes: BTreeMap<CallId, Wish>,
     /// Abandoned or given back: what is heard of them in the same moment is not asked for.
     gone: BTreeSet<OpId>,
@@ -255,9 +257,9 @@ impl Sim {
                 match result {
                     Ok(held) => {
                         let options = asked.options;
-                        self.raise_floor(asked.key, &held);
-                        let mine = |(key, of): &(u64, Held)| {
-                            *key == asked.key && of.cell.token() == held.cell.token()
+                        self.raise_floors(&asked.keys, &held);
+                        let mine = |(keys, of): &(Vec<u64>, Held)| {
+                            *keys == asked.keys && of.cell.token() == held.cell.token()
                         };
                         let entered = self.clients[client].holds.values().any(mine);
                         self.seen.entered += u64::from(entered);
@@ -265,17 +267,18 @@ impl Sim {
                         self.seen.permits += u64::from(options.limit > 0);
                         self.seen.grants += 1;
                         self.seen.waits_granted += u64::from(asked.waits);
-                        self.clients[client].holds.insert(op, (asked.key, held));
+                        self.seen.several += u64::from(asked.keys.len() > 1);
+                        self.clients[client].holds.insert(op, (asked.keys, held));
                     }
                     Err(failure) => match failure.code {
                         ErrorCode::HELD => self.seen.refused += 1,
-                        ErrorCode::DELAYED => self.seen.delayed += 1,
                         ErrorCode::TIMED_OUT => self.seen.timed_out += 1,
                         ErrorCode::LEASE_LOST => self.seen.lease_lost += 1,
                         ErrorCode::DEADLINE => self.seen.unknown += 1,
                         ErrorCode::ALREADY_HELD
                         | ErrorCode::ALREADY_QUEUED
                         | ErrorCode::HOLD_FORCED
+                        | ErrorCode::DELAYED
                         | ErrorCode::BUSY
                         | ErrorCode::UNREACHABLE
                         | ErrorCode::NO_QUORUM => {}
@@ -311,35 +314,43 @@ impl Sim {
                 | ErrorCode::DELAYED
                 | ErrorCode::HOLD_FORCED
                 | ErrorCode::HOLD_REENTERED
+                | ErrorCode::BAD_COMBINATION
                 | ErrorCode::MODE_MISMATCH => {}
                 other => panic!("a change failed with {other}"),
             },
         }
         let holds: Vec<_> = self.clients[client].holds.values().cloned().collect();
-        for (key, held) in holds {
+        for (keys, held) in holds {
             if !held.cell.remaining(self.now).is_zero() {
-                self.raise_floor(key, &held);
+                self.raise_floors(&keys, &held);
             }
         }
     }
 
     /// What a guarded resource does when it sees a hold used.
-    fn raise_floor(&mut self, key: u64, held: &Held) {
-        let floor = self.floors.entry(key).or_default();
-        // A semaphore is fenced slot by slot, which is not followed here.
-        assert!(key >= LOCKS || *floor <= held.cell.token(), "tokens keep above floors (G2)");
-        *floor = (*floor).max(held.cell.floor());
+    fn raise_floors(&mut self, keys: &[u64], held: &Held) {
+        for (token, (at, key)) in (held.cell.token().0..).zip(keys.iter().enumerate()) {
+            let floor = self.floors.entry(*key).or_default();
+            // A semaphore is fenced slot by slot, which is not followed here.
+            assert!(*key >= LOCKS || floor.0 <= token, "tokens keep above floors (G2)");
+            let seen = if at == 0 { held.cell.floor() } else { Token(token) };
+            *floor = (*floor).max(seen);
+        }
     }
 
     /// G1, and that nobody believes what the state machine does not know.
     fn check(&self) {
         let mut believers: BTreeMap<u64, BTreeMap<usize, Mode>> = BTreeMap::new();
         for (index, client) in self.clients.iter().enumerate() {
-            for (key, held) in client.holds.values() {
-                if held.cell.remaining(self.now).is_zero() {
-                    continue;
-                }
-                let (token, mode) = (held.cell.token(), held.cell.mode());
+            let valid = client.holds.values().filter(|(_, held)| {
+                // Compared with the clock, as whoever relies on it does.
+                !held.cell.remaining(self.now).is_zero()
+            });
+            let each = valid.flat_map(|(keys, held)| {
+                let first = held.cell.token().0;
+                (first..).zip(keys).map(|(token, key)| (key, Token(token), held.cell.mode()))
+            });
+            for (key, token, mode) in each {
                 let believed = believers.entry(*key).or_default().entry(index).or_insert(mode);
                 if mode == Mode::EXCLUSIVE {
                     *believed = mode;
@@ -540,8 +551,13 @@ impl Sim {
             let secret = Secret([client as u8; 16]);
             mine.core.open_session(now, TTL_MS, label(client), secret).expect("in range")
         });
-        let key = self.rng.below(LOCKS + 1);
-        let options = self.options(key);
+        let (keys, options) = if self.chance(15) {
+            let first = self.rng.below(LOCKS);
+            (vec![first, (first + 1) % LOCKS], Options::PLAIN)
+        } else {
+            let key = self.rng.below(LOCKS + 1);
+            (vec![key], self.options(key))
+        };
         let wait = match self.rng.below(3) {
             0 => Wait::Try,
             1 => Wait::For(ms(self.rng.below(3_000))),
@@ -551,12 +567,13 @@ impl Sim {
             Wait::For(wait) => now.after(wait).after(ms(4_000)),
             _ => now.after(ms(4_000)),
         };
-        let own = (!options.reentrant && self.chance(15))
+        let own = (!options.reentrant && keys.len() == 1 && self.chance(15))
             .then(|| (TTL_MS, Secret([100 + client as u8; 16])));
         self.seen.own += u64::from(own.is_some());
         let request = AcquireRequest {
             session,
-            key: key_name(key).into_bytes(),
+            key: key_name(keys[0]).into_bytes(),
+            more: keys[1..].iter().map(|key| further(&key_name(*key))).collect(),
             value: Vec::new(),
             wait,
             own,
@@ -565,7 +582,7 @@ impl Sim {
         let op = self.clients[client].core.acquire(now, request).expect("accepted");
         self.clients[client]
             .asked
-            .insert(op, Asked { key, options, due, waits: wait != Wait::Try });
+            .insert(op, Asked { keys, options, due, waits: wait != Wait::Try });
         self.after(client, |_| {});
     }
 
@@ -653,6 +670,7 @@ impl Sim {
             }
         }
         self.run_until(self.now.after(ms(20_000)));
+        self.seen.delayed = self.authority.delays;
         assert_eq!(self.authority.state.leases_len(), 0, "no lease is left");
         assert_eq!(self.authority.state.keys_len(), 0, "no key is left");
         for client in &self.clients {
@@ -709,6 +727,7 @@ impl Seen {
         self.upgraded += other.upgraded;
         self.upgrade_refused += other.upgrade_refused;
         self.revalued += other.revalued;
+        self.several += other.several;
     }
 
     fn demand(&self) {
@@ -737,6 +756,7 @@ impl Seen {
             self.upgraded,
             self.upgrade_refused,
             self.revalued,
+            self.several,
         ];
         assert!(must.iter().all(|count| *count > 0), "each must have happened: {self:?}");
     }

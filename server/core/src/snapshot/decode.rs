@@ -7,13 +7,14 @@ use core::cmp::Ordering;
 
 use leasehold_protocol::codec;
 use leasehold_protocol::ids::LeaseId;
-use leasehold_protocol::limits::{LAST_ENDS_MAX, LEASES_MAX};
+use leasehold_protocol::limits::{LAST_ENDS_MAX, LEASES_MAX, MEMBERS_EVER_MAX};
+use leasehold_protocol::member::MemberInfo;
 use leasehold_protocol::planted;
 
 use super::former;
 use super::item::{
-    GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LastEndItem, LeaseItem, QuarantineItem,
-    RecordItem, WaiterItem,
+    GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LastEndItem, LeaseItem, MembersItem,
+    QuarantineItem, RecordItem, WaiterItem,
 };
 use super::{
     BLOCK_HEADER_LEN, BLOCK_LEN_MAX, FORMER_VERSION, MAGIC, PRELUDE_LEN, SNAPSHOT_VERSION,
@@ -22,6 +23,7 @@ use crate::blob::{Blob, Key, KeyRef};
 use crate::cow::Probe;
 use crate::digest;
 use crate::invariants::Checker;
+use crate::members::Members;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::{CLAIMS_MAX, State};
 use crate::table::{self, Asked, Claim, ClaimId, Forced, Ghost, Hold, KeyState, Lease, Waiter};
@@ -286,6 +288,8 @@ impl Decoder {
             (build, Item::Hold(item)) => build.hold(item),
             (build, Item::Waiter(item)) => build.waiter(&item),
             (build, Item::LastEnd(item)) => build.last_end(item),
+            (build, Item::Members(item)) => build.members(&item),
+            (build, Item::Member(info)) => build.member(info),
             (build, Item::Quarantine(item)) => build.quarantine(item),
             (_, Item::Header(_) | Item::End(_)) => unreachable!("handled above"),
         }
@@ -301,6 +305,29 @@ impl Build {
         state.last_token = header.last_token;
         state.last_lease = header.last_lease;
         Self { state, header, lease: LeaseId(0), key: None, checker: None }
+    }
+
+    fn members(&mut self, item: &MembersItem) -> Result<(), &'static str> {
+        let members = Rc::make_mut(&mut self.state.members);
+        if *members != Members::default() {
+            return Err("a second member table");
+        }
+        let MembersItem { version, fence, operation } = *item;
+        (members.version, members.fence, members.operation) = (version, fence, operation);
+        Ok(())
+    }
+
+    fn member(&mut self, info: MemberInfo) -> Result<(), &'static str> {
+        let members = Rc::make_mut(&mut self.state.members);
+        let last = members.nodes.last_key_value();
+        if members.version == 0 || last.is_some_and(|(node, _)| *node >= info.entry.node) {
+            return Err("a member out of order");
+        }
+        if members.nodes.len() >= MEMBERS_EVER_MAX {
+            return Err("too many members");
+        }
+        members.nodes.insert(info.entry.node, info);
+        Ok(())
     }
 
     fn quarantine(&mut self, item: QuarantineItem) -> Result<(), &'static str> {

@@ -5,19 +5,21 @@
 //! there is no pile of old nodes to free at once.
 
 use alloc::rc::Rc;
-use alloc::vec::Vec;
+use alloc::vec::{self, Vec};
 
 use leasehold_protocol::codec;
 use leasehold_protocol::ids::{LeaseId, Number, Secret};
+use leasehold_protocol::member::MemberInfo;
 use leasehold_protocol::planted;
 
 use super::item::{
     AskedItem, End, ForcedItem, GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LastEndItem,
-    LeaseItem, QuarantineItem, RecordItem, WaiterItem,
+    LeaseItem, MembersItem, QuarantineItem, RecordItem, WaiterItem,
 };
 use super::{BLOCK_HEADER_LEN, CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
 use crate::blob::Key;
 use crate::cow::{IntoIter, Map};
+use crate::members::Members;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
 use crate::table::{self, Ghost, Hold, KeyState, Lease, Waiter};
@@ -35,6 +37,8 @@ pub struct Encoder {
     key: Option<KeyLeft>,
     ends: IntoIter<(u64, u64), Key>,
     end_of: Map<Key, Rc<table::End>>,
+    members: Option<Rc<Members>>,
+    nodes: vec::IntoIter<MemberInfo>,
     ended: bool,
     checksum: u32,
     items: u64,
@@ -79,6 +83,8 @@ impl Encoder {
             key: None,
             ends: state.ends_in_order.clone().into_iter(),
             end_of: state.ends.clone(),
+            members: (*state.members != Members::default()).then(|| Rc::clone(&state.members)),
+            nodes: Vec::new().into_iter(),
             ended: false,
             checksum: 0,
             items: 0,
@@ -131,10 +137,19 @@ impl Encoder {
             let end = self.end_of.get(&key).expect("both tables have it");
             return Some(last_end_item(&key, end));
         }
+        self.key = None;
+        if let Some(members) = self.members.take() {
+            self.nodes = members.nodes().cloned().collect::<Vec<_>>().into_iter();
+            let Members { version, fence, operation, .. } = *members;
+            return Some(Item::Members(MembersItem { version, fence, operation }));
+        }
+        if let Some(info) = self.nodes.next() {
+            return Some(Item::Member(info));
+        }
         if self.ended {
             return None;
         }
-        (self.ended, self.key) = (true, None);
+        self.ended = true;
         Some(Item::End(End { items: self.items }))
     }
 }

@@ -5,12 +5,13 @@ use alloc::vec::Vec;
 use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::event::EndReason;
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, ShardId, Token};
+use leasehold_protocol::member::{MemberInfo, MemberOperation};
 use leasehold_protocol::outcome::Outcome;
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// In this order: header; each lease followed by its records, ascending; each key, if there is
 /// anything to say of it, followed by its ghosts, holds and waiters, ascending; the last ends by
-/// revision and token; end.
+/// revision and token; the member table; end.
 #[derive(Archive, Serialize, Deserialize)]
 pub(super) enum Item {
     Header(Header),
@@ -22,6 +23,10 @@ pub(super) enum Item {
     Waiter(WaiterItem),
     End(End),
     LastEnd(LastEndItem),
+    /// Before the end, if there is a member table or a fence: first this...
+    Members(MembersItem),
+    /// ...then each node, ascending.
+    Member(MemberInfo),
     /// Directly after the header, of a restored cluster that waits.
     Quarantine(QuarantineItem),
 }
@@ -146,6 +151,13 @@ pub(super) struct LastEndItem {
     pub(super) reason: EndReason,
     pub(super) revision: u64,
     pub(super) at_ms: u64,
+}
+
+#[derive(Archive, Serialize, Deserialize, Clone, Copy)]
+pub(super) struct MembersItem {
+    pub(super) version: u64,
+    pub(super) fence: u64,
+    pub(super) operation: Option<MemberOperation>,
 }
 
 #[derive(Archive, Serialize, Deserialize)]

@@ -473,6 +473,7 @@ fn kind_of(command: &Command) -> &'static str {
         Command::ReleaseAll { .. } => "release_all",
         Command::SetLimit { .. } => "set_limit",
         Command::EndDelay { .. } => "end_delay",
+        Command::Member(_) => "member",
         Command::SetValue { .. } => "set_value",
         Command::AskYield { .. } => "ask_yield",
         Command::BeginRestored { .. } => "begin_restored",
@@ -492,6 +493,7 @@ fn name_of(outcome: &Outcome) -> String {
         Outcome::Forced { .. } => "forced".to_owned(),
         Outcome::Begun { .. } => "begun".to_owned(),
         Outcome::Changed { .. } => "changed".to_owned(),
+        Outcome::Members { .. } => "members".to_owned(),
         Outcome::Refused { code, .. } => format!("refused {}", code.name()),
     }
 }

@@ -316,32 +316,35 @@ impl Model {
                 self.serve(run, vec![key.clone()]);
                 Ok(Outcome::Forced { token: *token, passed_on: true, revision })
             }
-            Command::TimeOut { lease, number } => {
-                if !self.is_live(*lease) {
-                    return refuse(ErrorCode::LEASE_DEAD);
-                }
-                let waits = self.lease(*lease).memory.get(&number.0);
-                if waits.is_none_or(|memory| memory.result.is_some()) {
-                    return refuse(ErrorCode::NOT_QUEUED);
-                }
-                let outcome = Outcome::TimedOut { revision };
-                self.end_wait(run, *lease, *number, outcome);
-                Ok(outcome)
-            }
             further => self.dispatch_further(run, further),
         }
     }
 
     fn dispatch_further(&mut self, run: &mut Run, command: &Command) -> Applied {
         match command {
+            Command::TimeOut { lease, number } => self.time_out(run, *lease, *number),
             Command::SetLimit { key, limit, who } => self.set_limit(run, key, *limit, who),
             Command::EndDelay { key, token } => self.end_delay(run, key, *token),
+            Command::Member(_) => unreachable!("the member table has tests of its own"),
             Command::AskYield { key, token, who, why, within_ms } => {
                 let asked = (who.clone(), why.clone(), *within_ms);
                 self.ask_yield(run, key, *token, asked)
             }
             _ => unreachable!("handled before"),
         }
+    }
+
+    fn time_out(&mut self, run: &mut Run, lease: LeaseId, number: Number) -> Applied {
+        if !self.is_live(lease) {
+            return refuse(ErrorCode::LEASE_DEAD);
+        }
+        let waits = self.lease(lease).memory.get(&number.0);
+        if waits.is_none_or(|memory| memory.result.is_some()) {
+            return refuse(ErrorCode::NOT_QUEUED);
+        }
+        let outcome = Outcome::TimedOut { revision: run.revision };
+        self.end_wait(run, lease, number, outcome);
+        Ok(outcome)
     }
 
     fn is_live(&self, id: LeaseId) -> bool {
@@ -591,7 +594,8 @@ impl Model {
         }
         let position = entry.queue.len() as u32;
         let (lease, number) = (asks.lease, asks.number);
-        run.events.push(EventKind::Queued { key: key.to_vec(), lease, number, wait_ms });
+        let mode = asks.mode;
+        run.events.push(EventKind::Queued { key: key.to_vec(), lease, number, wait_ms, mode });
         entry.queue.push(asks);
         Ok(Outcome::Queued { position, revision: run.revision })
     }
@@ -655,11 +659,13 @@ impl Model {
         for asks in asks {
             let key = asks.all[asks.part].clone();
             let number = caller.number;
+            let mode = asks.mode;
             run.events.push(EventKind::Queued {
                 key: key.clone(),
                 lease,
                 number,
                 wait_ms: *wait_ms,
+                mode,
             });
             let queue = &mut self.keys.get_mut(&key).expect("made above").queue;
             position = position.max(queue.len() as u32);
@@ -968,8 +974,8 @@ impl Model {
         }
         let floor = if asks.mode == Mode::EXCLUSIVE { token } else { Token(entry.floor) };
         let (mode, slots) = (asks.mode, entry.choose(asks.mode));
-        let event =
-            EventKind::Granted { key: key.to_vec(), lease, mode, token, slots: packed(&slots) };
+        let (key, slots_sent, limit) = (key.to_vec(), packed(&slots), entry.limit);
+        let event = EventKind::Granted { key, lease, mode, token, slots: slots_sent, limit };
         entry.put(Holder {
             lease,
             token,

@@ -75,6 +75,7 @@ pub(crate) fn name(outcome: &Outcome) -> String {
         Outcome::Forced { .. } => "forced".to_owned(),
         Outcome::Changed { .. } => "changed".to_owned(),
         Outcome::Begun { .. } => "begun".to_owned(),
+        Outcome::Members { .. } => "members".to_owned(),
         Outcome::Refused { code, .. } => format!("refused {}", code.name()),
     }
 }
@@ -102,6 +103,9 @@ fn describe(names: &Names, outcome: &Outcome) -> String {
         | Outcome::Changed { token, revision }
         | Outcome::Refused { token, revision, .. } => {
             format!("token={token} rev={revision}")
+        }
+        Outcome::Members { version, operation, revision } => {
+            format!("version={version} operation={operation} rev={revision}")
         }
         Outcome::Cancelled { revision }
         | Outcome::TimedOut { revision }
@@ -135,7 +139,7 @@ pub(crate) fn event(names: &Names, event: &Event, out: &mut String) {
         EventKind::LeaseEnded { lease: id, reason: why } => {
             format!("lease_ended {} {}", lease(names, *id), reason(why))
         }
-        EventKind::Granted { key, lease: id, token, mode: how, slots: taken } => {
+        EventKind::Granted { key, lease: id, token, mode: how, slots: taken, limit: _ } => {
             let (mode, slots) = (mode(*how), slots(taken));
             format!("granted {} {} token={token}{mode}{slots}", text(key), lease(names, *id))
         }
@@ -164,7 +168,7 @@ pub(crate) fn event(names: &Names, event: &Event, out: &mut String) {
         EventKind::Converted { key, lease: id, token, mode: how } => {
             format!("converted {} {} token={token}{}", text(key), lease(names, *id), mode(*how))
         }
-        EventKind::Queued { key, lease: id, number, wait_ms } => {
+        EventKind::Queued { key, lease: id, number, wait_ms, mode: _ } => {
             format!("queued {} {} number={number} wait={wait_ms}", text(key), lease(names, *id))
         }
         EventKind::WaitEnded { key, lease: id, number, outcome } => {

@@ -353,6 +353,7 @@ fn outcome(before: &View, after: &View, told: &Told) -> Result<(), String> {
         | Outcome::Cancelled { revision }
         | Outcome::TimedOut { revision }
         | Outcome::Changed { revision, .. }
+        | Outcome::Members { revision, .. }
         | Outcome::Forced { revision, .. }
         | Outcome::Begun { revision } => revision,
     };

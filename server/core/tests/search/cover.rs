@@ -64,6 +64,7 @@ fn command(command: &Command) -> &'static str {
         Command::ReleaseAll { .. } => "release_all",
         Command::SetLimit { .. } => "set_limit",
         Command::EndDelay { .. } => "end_delay",
+        Command::Member(_) => "member",
         Command::SetValue { .. } => "set_value",
         Command::AskYield { .. } => "ask_yield",
         Command::BeginRestored { .. } => "begin_restored",
@@ -83,6 +84,7 @@ fn outcome(outcome: &Outcome) -> &'static str {
         Outcome::Forced { .. } => "forced",
         Outcome::Begun { .. } => "begun",
         Outcome::Changed { .. } => "changed",
+        Outcome::Members { .. } => "members",
         Outcome::Refused { code, .. } => code.name(),
     }
 }

@@ -1,5 +1,6 @@
 //! The rules one by one, then under random loss, delay, duplication, crashes and wiped disks.
 
+use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::DiskId;
 use rand::rngs::SmallRng;
 use rand::seq::{IndexedRandom, IteratorRandom};
@@ -125,7 +126,7 @@ fn a_fresh_node_adopts_the_record_that_names_its_disk() {
     let (first, record) = minted();
     let mut third = fresh(3);
     let promise = third.answered(&answers(&[&first]), || NOW).unwrap().unwrap();
-    assert_eq!(promise, Promise { record, founded: true });
+    assert_eq!(promise, Promise { record, founded: true, joined: false });
 }
 
 #[test]
@@ -133,7 +134,7 @@ fn a_wiped_node_waits_for_admission_and_says_so_once() {
     let (first, record) = minted();
     for (node, disk_number) in [(1, 100), (3, 100)] {
         let mut second = fresh(2);
-        second.saved(Promise { record: record.clone(), founded: true });
+        second.saved(Promise { record: record.clone(), founded: true, joined: false });
         let mut wiped = Birth::new(member(node, disk_number), plan(3), None).unwrap();
         let known = if node == 1 { answers(&[&second]) } else { answers(&[&first, &second]) };
         for _ in 0..2 {
@@ -201,16 +202,59 @@ fn a_clock_behind_the_build_is_refused_unless_a_floor_is_given() {
 #[test]
 fn a_stored_promise_refuses_another_configuration() {
     let (_, record) = minted();
-    let stored = Some(Promise { record, founded: true });
-    for (plan, text) in [
-        (Plan { shards: 4, ..plan(3) }, "a shard count of 2, but a shard count of 4 is configured"),
-        (plan(5), "the nodes 1,2,3, but the nodes 1,2,3,4,5 is configured"),
+    let promise = |founded| Some(Promise { record: record.clone(), founded, joined: false });
+    let stored = promise(true);
+    for (stored, plan, text) in [
+        (
+            stored.clone(),
+            Plan { shards: 4, ..plan(3) },
+            "a shard count of 2, but a shard count of 4 is configured",
+        ),
+        (promise(false), plan(5), "the nodes 1,2,3, but the nodes 1,2,3,4,5 is configured"),
     ] {
-        let error = Birth::new(member(2, 2), plan, stored.clone()).unwrap_err();
+        let error = Birth::new(member(2, 2), plan, stored).unwrap_err();
         assert_eq!(error.exit(), Exit::DataDirForeign);
         assert!(error.to_string().contains(text), "{error}");
     }
-    let error = Birth::new(member(2, 3), plan(3), stored).unwrap_err();
+    let error = Birth::new(member(2, 3), plan(3), stored.clone()).unwrap_err();
+    assert_eq!(error.exit(), Exit::DataDirForeign);
+    assert!(Birth::new(member(2, 2), plan(5), stored).is_ok(), "members come and go once founded");
+}
+
+#[test]
+fn a_node_that_is_admitted_runs_its_shards_and_initialises_nothing() {
+    let (_, record) = minted();
+    let mut members = record.members.clone();
+    members.push(member(4, 4));
+    let record = BirthRecord { members, ..record };
+    let admitted = |record: &BirthRecord| JoinAnswer::Admitted(record.clone());
+    let plan = Plan { nodes: vec![NodeId(1), NodeId(4)], ..plan(3) };
+    let mut fourth = Birth::new(member(4, 4), plan.clone(), None).unwrap();
+    let by = NodeId(2);
+    assert_eq!(fourth.joined(by, &JoinAnswer::Unknown).unwrap(), None);
+    assert!(fourth.waits_for_admission());
+    let other_disk =
+        Birth::new(member(4, 5), plan.clone(), None).unwrap().joined(by, &admitted(&record));
+    assert_eq!(other_disk.unwrap(), None, "the record names another data directory");
+    let other_shards = BirthRecord { shards: 4, ..record.clone() };
+    assert_eq!(fourth.joined(by, &admitted(&other_shards)).unwrap(), None);
+    let promise = fourth.joined(by, &admitted(&record)).unwrap().unwrap();
+    assert!(promise.founded && promise.joined);
+    fourth.saved(promise.clone());
+    assert_eq!(fourth.record(), Some(&record));
+    assert!(!fourth.initialises());
+    // The lowest of all, after the others were replaced: it did not form the groups either.
+    let me = record.members[0].clone();
+    let lowest = Birth::new(me, plan, Some(promise)).unwrap();
+    assert!(!lowest.initialises());
+}
+
+#[test]
+fn a_node_that_is_refused_for_good_says_so_and_ends() {
+    let plan = Plan { nodes: vec![NodeId(1), NodeId(4)], ..plan(3) };
+    let mut fourth = Birth::new(member(4, 4), plan, None).unwrap();
+    let answer = JoinAnswer::Refused(ErrorCode::NODE_ID_USED);
+    let error = fourth.joined(NodeId(1), &answer).unwrap_err();
     assert_eq!(error.exit(), Exit::DataDirForeign);
 }
 
@@ -218,7 +262,7 @@ fn a_stored_promise_refuses_another_configuration() {
 fn a_lost_record_is_an_error_and_not_a_second_birth() {
     let (_, record) = minted();
     let mut second = fresh(2);
-    second.saved(Promise { record, founded: true });
+    second.saved(Promise { record, founded: true, joined: false });
     let error = fresh(1).answered(&answers(&[&second]), || NOW).unwrap_err();
     assert_eq!(error.exit(), Exit::DataDirUnusable);
 }

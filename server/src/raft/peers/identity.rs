@@ -148,6 +148,12 @@ impl Connected {
         self.by_disk.values().flat_map(|process| &process.links).for_each(|link| link.close());
     }
 
+    /// Ends the connections of one data directory.
+    pub(super) fn close(&self, disk: DiskId) {
+        let process = self.by_disk.get(&disk);
+        process.iter().flat_map(|process| &process.links).for_each(|link| link.close());
+    }
+
     /// Adds a connection that was checked.
     pub(super) fn add(&mut self, identity: &PeerIdentity, link: Rc<Outbox>) {
         self.by_disk.retain(|_, process| {

@@ -13,7 +13,7 @@ mod link;
 mod serve;
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -132,6 +132,10 @@ pub struct Peers<E: Env> {
     service: RefCell<Option<Rc<dyn PeerService>>>,
     said: RefCell<BTreeMap<(NodeId, ErrorCode), MonoTime>>,
     served: Cell<usize>,
+    /// Nodes that are no longer members; refused.
+    removed: RefCell<BTreeSet<NodeId>>,
+    /// Raised when a peer refused this node as one that is no longer a member.
+    outside: Signal,
     /// Accepted connections that have not proved the secret, oldest first; raised to end one.
     greeting: RefCell<VecDeque<Rc<Signal>>>,
 }
@@ -155,6 +159,8 @@ impl<E: Env> Peers<E> {
             service: RefCell::default(),
             said: RefCell::default(),
             served: Cell::new(0),
+            removed: RefCell::default(),
+            outside: Signal::default(),
             greeting: RefCell::default(),
         })
     }
@@ -183,6 +189,20 @@ impl<E: Env> Peers<E> {
     /// The data directory the cluster knows for a node; another one is refused.
     pub fn set_disk(&self, node: NodeId, disk: DiskId) {
         self.book.borrow_mut().entry(node).or_default().disk = Some(disk);
+    }
+
+    /// A node is a member no longer: its connections end, and it is refused from now on.
+    pub fn set_removed(&self, node: NodeId, disk: DiskId) {
+        if self.removed.borrow_mut().insert(node) {
+            self.connected.borrow().close(disk);
+            let lanes = self.lanes.borrow();
+            lanes.iter().filter(|((of, _), _)| *of == node).for_each(|(_, lane)| lane.close());
+        }
+    }
+
+    /// Resolves when a peer has refused this node as one that was removed from the cluster.
+    pub async fn until_outside(&self) {
+        self.outside.since(0).await;
     }
 
     /// A node's advertised client address, as it told last.
@@ -279,6 +299,10 @@ impl<E: Env> Peers<E> {
 
     /// What a side says to an identity that proved the secret.
     fn judge(&self, other: &PeerIdentity) -> Result<(), Refusal> {
+        if self.removed.borrow().contains(&other.node) {
+            let text = format!("node {} was removed from the cluster", other.node);
+            return Err(Refusal::new(ErrorCode::NODE_REMOVED, text));
+        }
         let known = self.book.borrow().get(&other.node).and_then(|known| known.disk);
         if let Some(known) = known.filter(|known| *known != other.disk)
             && !planted!("wiped-voter-votes")
@@ -309,6 +333,10 @@ impl<E: Env> Peers<E> {
             HandshakeError::Malformed(_) => ErrorCode::MALFORMED,
             HandshakeError::Broken(_) => return,
         };
+        if matches!(error, HandshakeError::RefusedByPeer { .. }) && code == ErrorCode::NODE_REMOVED
+        {
+            self.outside.raise();
+        }
         let now = self.clock.now();
         let known = self.book.borrow().contains_key(&node);
         let key = (if known { node } else { NodeId(0) }, code);

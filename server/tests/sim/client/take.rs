@@ -233,7 +233,7 @@ impl Work<'_> {
         // One that is not renewed may be left to expire.
         if renewed || self.me.rng.chance(700) {
             lease.close();
-            held.over.set(true);
+            held.end();
             self.release_own(&shared).await;
         }
     }

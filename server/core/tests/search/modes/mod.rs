@@ -308,6 +308,7 @@ fn outcome_of(outcome: &Outcome) -> &'static str {
         Outcome::Forced { .. } => "forced",
         Outcome::Begun { .. } => "begun",
         Outcome::Changed { .. } => "changed",
+        Outcome::Members { .. } => "members",
         Outcome::Refused { code, .. } => code.name(),
     }
 }

@@ -110,7 +110,7 @@ fn operator(view: &View, profile: &Profile, name: &str, list: &mut Vec<Command>)
         list.extend((1..=3).map(|limit| Command::SetLimit { key: key(), limit, who: who() }));
     }
     if also(Also::Delays) {
-        let tokens = entry.delays.iter().map(|(token, _)| *token);
+        let tokens = entry.delays.keys().copied();
         // That of a former loss, which comes late.
         let stale = entry.delays.keys().next().map_or(view.last_token, |token| token.0 - 1);
         let all: Vec<_> = tokens.chain([Token(stale)]).collect();

@@ -202,13 +202,14 @@ fn replay(before: &View, after: &View, told: &Told) -> Result<(), String> {
 fn apply(view: &mut View, lost: &mut Vec<Token>, event: &EventKind) -> Result<(), &'static str> {
     let name = |key: &[u8]| String::from_utf8_lossy(key).into_owned();
     match event {
-        EventKind::Granted { key, lease, mode, token, slots } => {
+        EventKind::Granted { key, lease, mode, token, slots, limit } => {
             if token.0 != view.last_token + 1 {
                 return Err("G2: not the next token");
             }
             view.last_token = token.0;
             let entry = view.keys.entry(name(key)).or_default();
-            if mode.permit_count().is_none() && !entry.fits(*mode) {
+            entry.limit = *limit;
+            if !entry.fits(*mode) {
                 return Err("G1: it does not fit");
             }
             entry.holders.push(Holder {
@@ -237,19 +238,6 @@ fn apply(view: &mut View, lost: &mut Vec<Token>, event: &EventKind) -> Result<()
             let holder = entry.holders.iter_mut().find(|one| one.token == *token);
             holder.ok_or("another held")?.mode = *mode;
         }
-        EventKind::Queued { key, lease, number, .. } => {
-            let (lease, number, mode) = (*lease, *number, Mode::EXCLUSIVE);
-            view.keys.entry(name(key)).or_default().queue.push(Waiter { lease, number, mode });
-        }
-        EventKind::WaitEnded { key, lease, number, outcome } => {
-            let entry = view.keys.get_mut(&name(key)).ok_or("nobody waited")?;
-            let same = |one: &Waiter| (one.lease, one.number) == (*lease, *number);
-            let at = entry.queue.iter().position(same).ok_or("it did not wait")?;
-            if at > 0 && matches!(outcome, Outcome::Granted(_)) {
-                return Err("G4: it was not the first");
-            }
-            entry.queue.remove(at);
-        }
         EventKind::DelayBegan { key, token, delay_ms } => {
             if !lost.contains(token) {
                 return Err("a delay without a loss");
@@ -269,6 +257,28 @@ fn apply(view: &mut View, lost: &mut Vec<Token>, event: &EventKind) -> Result<()
             if !entry.is_gone() {
                 return Err("it is not vacant");
             }
+        }
+        EventKind::Queued { .. } | EventKind::WaitEnded { .. } => return apply_wait(view, event),
+        _ => {}
+    }
+    Ok(())
+}
+
+fn apply_wait(view: &mut View, event: &EventKind) -> Result<(), &'static str> {
+    let name = |key: &[u8]| String::from_utf8_lossy(key).into_owned();
+    match event {
+        EventKind::Queued { key, lease, number, .. } => {
+            let (lease, number, mode) = (*lease, *number, Mode::EXCLUSIVE);
+            view.keys.entry(name(key)).or_default().queue.push(Waiter { lease, number, mode });
+        }
+        EventKind::WaitEnded { key, lease, number, outcome } => {
+            let entry = view.keys.get_mut(&name(key)).ok_or("nobody waited")?;
+            let same = |one: &Waiter| (one.lease, one.number) == (*lease, *number);
+            let at = entry.queue.iter().position(same).ok_or("it did not wait")?;
+            if at > 0 && matches!(outcome, Outcome::Granted(_)) {
+                return Err("G4: it was not the first");
+            }
+            entry.queue.remove(at);
         }
         _ => {}
     }
