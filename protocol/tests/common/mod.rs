@@ -19,14 +19,14 @@ use leasehold_protocol::member::{
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::peer::MemberEntry;
 use leasehold_protocol::reply::{
-    ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply, KeyInfo, KeysReply,
-    LastEnd, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply, RenewResult, Reply,
-    Role, ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter, Waiting,
-    YieldRequest,
+    BackupReply, BackupShard, ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply,
+    KeyInfo, KeysReply, LastEnd, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply,
+    RenewResult, Reply, Role, ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply,
+    Waiter, Waiting, YieldRequest,
 };
 use leasehold_protocol::request::{
-    ClaimRequest, ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest, ListRequest,
-    RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
+    BackupRequest, ClaimRequest, ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest,
+    ListRequest, RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
 };
 use leasehold_protocol::watch::{
     Cursor, UnwatchRequest, WatchEnd, WatchEndReason, WatchEvent, WatchEvents, WatchFrom,
@@ -79,6 +79,7 @@ fn commands() -> Vec<(&'static str, Request)> {
     let mut all = plain_commands();
     all.extend(further_commands());
     all.extend(commands_with_options());
+    all.extend(restored_commands());
     all
 }
 
@@ -123,6 +124,21 @@ fn plain_commands() -> Vec<(&'static str, Request)> {
                 now: false,
             }),
         ),
+    ]
+}
+
+fn restored_commands() -> Vec<(&'static str, Request)> {
+    vec![
+        (
+            "begin-restored",
+            command(Command::BeginRestored {
+                token_base: TOKEN,
+                lease_base: 1 << 32,
+                revision_base: 2 << 32,
+                quarantine_ms: 600_600,
+            }),
+        ),
+        ("end-quarantine", command(Command::EndQuarantine)),
     ]
 }
 
@@ -348,6 +364,7 @@ pub(crate) fn requests() -> Vec<(&'static str, Request)> {
                 timeout_ms,
             }),
         ),
+        ("backup", Request::Backup(BackupRequest { shard, ticket: 99, part: 2, timeout_ms })),
         ("status", Request::Status(StatusRequest { timeout_ms })),
         ("transfer", Request::Transfer(TransferRequest { shard, to: NodeId(2), timeout_ms })),
         ("members", Request::Members(MembersRequest { timeout_ms })),
@@ -535,6 +552,18 @@ fn holds_reply() -> HoldsReply {
     }
 }
 
+fn backup_reply() -> BackupReply {
+    let about = BackupShard {
+        shard: ShardId(3),
+        revision: REVISION,
+        last_token: TOKEN,
+        last_lease: LeaseId(8),
+        leases: 2,
+        keys: 1,
+    };
+    BackupReply { about, ticket: 99, part: 2, last: true, bytes: b"a piece".to_vec() }
+}
+
 fn claim_reply(claim: Claimed) -> Reply {
     Reply::Claim(ClaimReply { revision: REVISION, claim })
 }
@@ -642,6 +671,7 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ("claim-over", claim_reply(Claimed::Over)),
         ("claim-waits-all", claim_reply(Claimed::WaitsAll(vec![waiting(), waiting()]))),
         ("claim-holds-all", claim_reply(Claimed::HoldsAll(holds_reply().holds))),
+        ("backup-part", Reply::Backup(backup_reply())),
         ("status-reply", Reply::Status(status_reply())),
         ("members-reply", Reply::Members(members_reply())),
         ("member-changed", Reply::MemberChanged(MemberChangeReply { operation: 5 })),
