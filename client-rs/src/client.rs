@@ -77,6 +77,15 @@ pub struct KeyRead {
     pub info: KeyInfo,
 }
 
+/// Keys in byte order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The keys.
+    pub keys: Vec<KeyRead>,
+    /// There are more above the last one.
+    pub more: bool,
+}
+
 /// What a forced release did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forced {
@@ -212,13 +221,25 @@ impl Client {
     /// Keys with `prefix` that are held or waited for, of all shards, in byte order, `limit` at
     /// most. Each page is consistent in itself.
     pub async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<KeyRead>, CallError> {
-        let mut found = Vec::new();
+        let fresh = Freshness::Linearizable;
+        Ok(self.list_after(prefix.as_bytes(), &[], limit, fresh).await?.keys)
+    }
+
+    /// As `list`, of the keys above `after` (of all, if that is empty), at the freshness that is
+    /// asked for.
+    pub async fn list_after(
+        &self,
+        prefix: &[u8],
+        after: &[u8],
+        limit: usize,
+        freshness: Freshness,
+    ) -> Result<Listing, CallError> {
+        let (mut found, mut any_more) = (Vec::new(), false);
         for shard in (0..self.inner.shards).map(ShardId) {
-            let (mut after, mut of_shard) = (Vec::new(), 0);
+            let (mut after, mut of_shard) = (after.to_vec(), 0);
             while of_shard < limit {
                 let want = (limit - of_shard).min(PAGE_LEN_MAX as usize) as u32;
-                let fresh = Freshness::Linearizable;
-                let page = self.list_page(shard, prefix.as_bytes(), &after, want, fresh).await?;
+                let page = self.list_page(shard, prefix, &after, want, freshness).await?;
                 let (revision, stale, more) = (page.revision, page.stale, page.more);
                 of_shard += page.keys.len();
                 found.extend(page.keys.into_iter().map(|info| KeyRead {
@@ -231,11 +252,13 @@ impl Client {
                     Some(last) if more => after = last.info.key.clone().into_bytes(),
                     _ => break,
                 }
+                any_more |= of_shard >= limit;
             }
         }
         found.sort_by(|a, b| a.info.key.cmp(&b.info.key));
+        let more = any_more || found.len() > limit;
         found.truncate(limit);
-        Ok(found)
+        Ok(Listing { keys: found, more })
     }
 
     /// One page of a shard's live leases above `after`, in the order of their ids, at most 256.
