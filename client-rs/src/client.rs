@@ -73,6 +73,10 @@ pub struct KeyRead {
     pub revision: leasehold_protocol::ids::Revision,
     /// True if it may lag behind acknowledged changes.
     pub stale: bool,
+    /// Of a stale read, how old it was at most when its node answered: it has every change that
+    /// was acknowledged longer before. `None` if the node did not know, as one that is cut off
+    /// since nobody asked it. What came on its way to here is not in it.
+    pub age: Option<Duration>,
     /// Its holders and waiters.
     pub info: KeyInfo,
 }
@@ -193,7 +197,8 @@ impl Client {
         let request = GetRequest { key, freshness, timeout_ms: 0 };
         let mut reply = self.keys(shard, Request::Get(request)).await?;
         let info = reply.keys.pop().ok_or_else(misfit)?;
-        Ok(KeyRead { shard: reply.shard, revision: reply.revision, stale: reply.stale, info })
+        let KeysReply { shard, revision, stale, age_ms, .. } = reply;
+        Ok(KeyRead { shard, revision, stale, age: age(age_ms), info })
     }
 
     /// One page of a shard's keys that are held or waited for, in byte order: those with `prefix`
@@ -240,12 +245,13 @@ impl Client {
             while of_shard < limit {
                 let want = (limit - of_shard).min(PAGE_LEN_MAX as usize) as u32;
                 let page = self.list_page(shard, prefix, &after, want, freshness).await?;
-                let (revision, stale, more) = (page.revision, page.stale, page.more);
+                let KeysReply { revision, stale, age_ms, more, .. } = page;
                 of_shard += page.keys.len();
                 found.extend(page.keys.into_iter().map(|info| KeyRead {
                     shard,
                     revision,
                     stale,
+                    age: age(age_ms),
                     info,
                 }));
                 match found.last() {
@@ -470,6 +476,10 @@ impl Drop for Interest<'_> {
     fn drop(&mut self) {
         self.shared.enter(|inner, _| inner.forget_call(self.call));
     }
+}
+
+fn age(age_ms: Option<u32>) -> Option<Duration> {
+    age_ms.map(|ms| Duration::from_millis(ms.into()))
 }
 
 /// The runtime that carried the client's tasks has ended.

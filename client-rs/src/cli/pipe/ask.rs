@@ -17,7 +17,7 @@ const PAGE_MAX: u32 = 1000;
 
 pub(super) async fn answer(client: &Client, ask: Ask) -> Result<Value, CliError> {
     Ok(match ask {
-        Ask::Get(of) => json::key(&client.get(of.key).await?),
+        Ask::Get(of) => json::key(&client.get_with(of.key, freshness(of.stale)).await?),
         Ask::Why(of) => why::object(&client.get(of.key).await?),
         Ask::Leader(of) => {
             let leader = client.election(of.name).leader().await?;
@@ -58,9 +58,13 @@ fn page(limit: Option<NonZeroU32>) -> usize {
     limit.map_or(PAGE_MAX, |limit| limit.get().min(PAGE_MAX)) as usize
 }
 
+const fn freshness(stale: bool) -> Freshness {
+    if stale { Freshness::Stale } else { Freshness::Linearizable }
+}
+
 async fn list(client: &Client, ls: &Ls) -> Result<Value, CliError> {
     let (prefix, after) = (ls.prefix.as_bytes(), ls.after.as_bytes());
-    let found = client.list_after(prefix, after, page(ls.limit), Freshness::Linearizable).await?;
+    let found = client.list_after(prefix, after, page(ls.limit), freshness(ls.stale)).await?;
     let keys = found.keys.iter().map(json::key).collect::<Value>();
     Ok(json!({ "ok": true, "keys": keys, "more": found.more }))
 }

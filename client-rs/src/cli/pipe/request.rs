@@ -142,10 +142,19 @@ pub(super) struct OfHold {
     pub(super) token: Option<u64>,
 }
 
-/// `get`, `why`.
+/// `get`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Get {
+    pub(super) key: String,
+    #[serde(default)]
+    pub(super) stale: bool,
+}
+
+/// `why`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Why {
     pub(super) key: String,
 }
 
@@ -167,6 +176,8 @@ pub(super) struct Ls {
     #[serde(default)]
     pub(super) after: String,
     pub(super) limit: Option<NonZeroU32>,
+    #[serde(default)]
+    pub(super) stale: bool,
 }
 
 /// `sessions`.
@@ -270,7 +281,7 @@ pub(super) struct OfAcquire {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     Get(Get),
-    Why(Get),
+    Why(Why),
     Leader(Leader),
     SetLimit(SetLimit),
     Yield(Yield),
