@@ -106,7 +106,7 @@ pub use leasehold_protocol::reply::{
 pub use leasehold_protocol::request::Freshness;
 pub use leasehold_protocol::watch::WatchEvent;
 
-pub use crate::client::{Client, Forced, KeyRead};
+pub use crate::client::{Client, Forced, KeyRead, Listing};
 pub use crate::config::{Config, parse_endpoints};
 pub use crate::core::{HoldState, LossCause, RiskCause};
 pub use crate::election::{Campaign, Election, Leader, Leadership};

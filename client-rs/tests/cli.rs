@@ -378,6 +378,19 @@ fn reads_have_the_promised_fields() {
     let moved = run(&server, &["transfer-leader", "--to", "1", "--json"]);
     assert_eq!(json(&moved)["ok"], true);
 
+    assert_eq!((&key["stale"], &key["age_ms"]), (&json!(false), &Value::Null));
+    for verb in [["get", "a/1"], ["ls", "a/1"]] {
+        let stale = run(&server, &[&verb[..], &["--stale"]].concat());
+        assert!(text(&stale.stdout).contains("stale by 40 ms at most"), "{stale:?}");
+        let stale = json(&run(&server, &[&verb[..], &["--stale", "--json"]].concat()));
+        let stale = stale.get(0).unwrap_or(&stale);
+        assert_eq!((&stale["stale"], &stale["age_ms"]), (&json!(true), &json!(40)));
+    }
+    pipe.send(&json!({"id": 2, "op": "get", "key": "a/1", "stale": true}));
+    pipe.send(&json!({"id": 3, "op": "ls", "stale": true}));
+    let (one, all) = (pipe.reply(2), pipe.reply(3));
+    assert_eq!((&one["age_ms"], &all["keys"][0]["age_ms"]), (&json!(40), &json!(40)));
+
     let shown = text(&run(&server, &["get", "a/1"]).stdout);
     assert!(shown.contains("held by") && shown.contains("waits"), "{shown}");
     pipe.end();

@@ -210,6 +210,9 @@ pub struct KeysReply {
     pub revision: Revision,
     /// True if the answer may lag behind acknowledged changes.
     pub stale: bool,
+    /// Of a stale answer, its age at most, in milliseconds: it has every change that was
+    /// acknowledged longer ago than that before it was given. `None` if the node does not know.
+    pub age_ms: Option<u32>,
     /// The keys.
     pub keys: Vec<KeyInfo>,
     /// More keys follow; ask again with `after` = the last key.

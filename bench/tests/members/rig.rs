@@ -66,9 +66,14 @@ pub(crate) fn standing(members: &Value, standing: &str) -> Vec<u64> {
 pub(crate) fn spare(cluster: &mut Cluster) -> u64 {
     let node = cluster.add_joining().expect("ports");
     cluster.spawn(node).expect("started");
+    waits_for_admission(cluster, node);
+    node
+}
+
+/// Waits until a node that was started waits for admission.
+pub(crate) fn waits_for_admission(cluster: &Cluster, node: u64) {
     let waits = || matches!(cluster.admin(node, "/readyz"), Ok((503, text)) if text.contains("waiting for admission"));
     super::bare::until("the new node waits for admission", waits);
-    node
 }
 
 fn peer(cluster: &Cluster, node: u64) -> String {

@@ -133,6 +133,9 @@ pub(super) fn key(read: &KeyRead) -> Value {
     if read.info.limit > 0 {
         object["limit"] = read.info.limit.into();
     }
+    if read.stale {
+        object["age_ms"] = read.age.map(|age| age.as_millis() as u64).into();
+    }
     object
 }
 
@@ -217,6 +220,7 @@ pub(super) fn watch_item(item: &WatchItem, cursor: Option<&Cursor>) -> Value {
                 shard: *shard,
                 revision: *revision,
                 stale: false,
+                age: None,
                 info: info.clone(),
             };
             json!({

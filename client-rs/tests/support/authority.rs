@@ -316,7 +316,8 @@ impl Authority {
     fn keys(&self, keys: Vec<KeyInfo>, more: bool, freshness: Freshness) -> Reply {
         let stale = freshness == Freshness::Stale;
         let revision = self.state.revision();
-        Reply::Keys(KeysReply { shard: ShardId(0), revision, stale, keys, more })
+        let age_ms = stale.then_some(40);
+        Reply::Keys(KeysReply { shard: ShardId(0), revision, stale, age_ms, keys, more })
     }
 
     fn status(&self) -> Reply {

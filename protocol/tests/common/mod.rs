@@ -513,7 +513,8 @@ fn keys_reply() -> KeysReply {
     KeysReply {
         shard: ShardId(3),
         revision: REVISION,
-        stale: false,
+        stale: true,
+        age_ms: Some(730),
         keys: vec![held, vacant],
         more: true,
     }

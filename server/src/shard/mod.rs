@@ -14,6 +14,7 @@ mod batch;
 mod count;
 mod expire;
 mod forward;
+mod freshness;
 mod member;
 mod probe;
 mod propose;
@@ -41,6 +42,7 @@ use self::batch::{Pending, Slot};
 use self::count::{Totals, count_events};
 pub use self::expire::run_wheel;
 pub use self::forward::FORWARD_KIND;
+use self::freshness::Freshness;
 pub use self::quarantine::Beginning;
 use self::waits::Waits;
 use crate::admin::{CoreHandle, Counter};
@@ -110,8 +112,9 @@ pub struct Shard<E: Env> {
     hub: RefCell<Hub>,
     /// Watchers are to be told something.
     to_tell: Notify,
-    /// Somebody watches again.
+    /// Somebody watches again, or reads what is here.
     watched: Notify,
+    freshness: Freshness,
     stopping: Cell<bool>,
     /// A step towards another membership is being taken: one at a time.
     stepping: Cell<bool>,
@@ -156,6 +159,7 @@ impl<E: Env> Shard<E> {
             hub,
             to_tell: Notify::new(),
             watched: Notify::new(),
+            freshness: Freshness::default(),
             stopping: Cell::new(false),
             stepping: Cell::new(false),
             member_progress: RefCell::default(),

@@ -16,6 +16,7 @@ use super::super::exit::{CliError, failure_json};
 use super::super::watch::place;
 use super::super::{json, observe};
 use super::ask::answer;
+use super::members::tell_members;
 use super::request::{
     Acquire, AcquireAll, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse,
 };
@@ -35,6 +36,8 @@ enum Done {
     /// And whether requests to yield are to be told.
     Granted(Guard, bool),
     GrantedAll(MultiGuard),
+    /// The number of a change of the membership that was begun.
+    Changing(u64),
 }
 
 type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
@@ -62,6 +65,8 @@ struct Pipe {
     groups: BTreeMap<u64, MultiGuard>,
     /// Elections that are observed.
     observed: BTreeMap<String, AbortHandle>,
+    /// Changes of the membership that are told of.
+    followed: BTreeMap<u64, AbortHandle>,
     tasks: JoinSet<(String, Done)>,
     open: Open,
     out: mpsc::Sender<Value>,
@@ -77,6 +82,7 @@ pub(super) async fn run(client: Client, session: Session, ttl: Duration) -> Resu
         holds: BTreeMap::new(),
         groups: BTreeMap::new(),
         observed: BTreeMap::new(),
+        followed: BTreeMap::new(),
         tasks: JoinSet::new(),
         open: BTreeMap::new(),
         out,
@@ -210,6 +216,15 @@ impl Pipe {
                 self.reply(&id, json!({ "ok": true })).await;
             }
             Op::Place(place) => self.place(id, &place.target).await,
+            Op::ChangeMembers(change) => {
+                let client = self.client.clone();
+                self.spawn(id, None, async move {
+                    match client.change_members(change).await {
+                        Ok(operation) => Done::Changing(operation),
+                        Err(error) => Done::Reply(failure_json(error.failure())),
+                    }
+                });
+            }
             Op::Ask(ask) => {
                 let client = self.client.clone();
                 self.spawn(id, None, async move {
@@ -499,6 +514,10 @@ impl Pipe {
         let Some((id, ..)) = self.open.remove(name) else { return };
         match done {
             Done::Reply(reply) => self.reply(&id, reply).await,
+            Done::Changing(operation) => {
+                self.reply(&id, json!({ "ok": true, "operation": operation })).await;
+                self.follow(operation);
+            }
             Done::GrantedAll(guard) => {
                 let holds = guard.holds();
                 let token = holds.first().map_or(0, |(_, token)| token.0);
@@ -548,6 +567,15 @@ impl Pipe {
         }
     }
 
+    /// Tells how far a change of the membership is, once however often it was asked for.
+    fn follow(&mut self, operation: u64) {
+        self.followed.retain(|_, follower| !follower.is_finished());
+        let (client, out) = (self.client.clone(), self.out.clone());
+        self.followed
+            .entry(operation)
+            .or_insert_with(|| tokio::spawn(tell_members(client, operation, out)).abort_handle());
+    }
+
     async fn reply(&self, id: &Value, mut reply: Value) {
         if reply.get("ok").is_none() {
             reply["ok"] = true.into();
@@ -562,7 +590,7 @@ impl Pipe {
 
     /// Gives everything back.
     async fn close(mut self) -> Result<(), CliError> {
-        self.observed.values().for_each(AbortHandle::abort);
+        self.observed.values().chain(self.followed.values()).for_each(AbortHandle::abort);
         self.tasks.shutdown().await;
         let own: Vec<Guard> = std::mem::take(&mut self.holds)
             .into_values()
