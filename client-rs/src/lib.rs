@@ -72,6 +72,7 @@
 //! that waits keeps its place in the queue.
 #![forbid(unsafe_code)]
 
+mod backup;
 mod client;
 mod clock;
 mod config;
@@ -100,8 +101,8 @@ pub use leasehold_protocol::member::{
 pub use leasehold_protocol::outcome::{Grant, Outcome};
 pub use leasehold_protocol::peer::MemberEntry;
 pub use leasehold_protocol::reply::{
-    Delay, Holder, KeyInfo, KeysReply, LastEnd, NodeStatus, Role, SessionInfo, SessionsReply,
-    ShardStatus, StatusReply, Waiter,
+    BackupReply, BackupShard, Delay, Holder, KeyInfo, KeysReply, LastEnd, NodeStatus, Role,
+    SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter,
 };
 pub use leasehold_protocol::request::Freshness;
 pub use leasehold_protocol::watch::WatchEvent;

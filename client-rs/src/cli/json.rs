@@ -307,8 +307,11 @@ fn watch_event(event: &WatchEvent) -> Value {
             put_bytes(&mut object, "who", who);
             put_bytes(&mut object, "why", why);
         }
-        EventKind::Vacant { .. } | EventKind::LeaseOpened { .. } | EventKind::LeaseEnded { .. } => {
-        }
+        EventKind::QuarantineBegan { for_ms } => object["for_ms"] = (*for_ms).into(),
+        EventKind::Vacant { .. }
+        | EventKind::LeaseOpened { .. }
+        | EventKind::LeaseEnded { .. }
+        | EventKind::QuarantineEnded => {}
     }
     object
 }
@@ -351,6 +354,8 @@ pub(super) const fn event_name(kind: &EventKind) -> &'static str {
         EventKind::DelayEnded { .. } => "delay_ended",
         EventKind::ValueChanged { .. } => "value_changed",
         EventKind::YieldAsked { .. } => "yield_asked",
+        EventKind::QuarantineBegan { .. } => "quarantine_began",
+        EventKind::QuarantineEnded => "quarantine_ended",
     }
 }
 

@@ -1,6 +1,7 @@
 //! The command line of Leasehold: one verb a file, all of them over the library's public API.
 
 mod ask_yield;
+mod backup;
 mod elect;
 mod exit;
 mod force_release;
@@ -72,6 +73,8 @@ enum Verb {
     Member(member::Args),
     /// Spreads the leaders of the shards evenly over the nodes
     SpreadLeaders,
+    /// Makes and checks backups
+    Backup(backup::Args),
     /// Asks for a sign of life
     Ping(ping::Args),
     /// Serves one session over standard input and output, a JSON object a line
@@ -116,6 +119,7 @@ fn run(args: Args) -> Result<ExitCode, CliError> {
         Verb::TransferLeader(args) => shared(transfer_leader::run(&options, args)),
         Verb::Member(args) => shared(member::run(&options, args)),
         Verb::SpreadLeaders => shared(member::spread_leaders(&options)),
+        Verb::Backup(args) => shared(backup::run(&options, args)),
         Verb::Ping(args) => shared(ping::run(&options, args)),
         Verb::Pipe(args) => shared(pipe::run(&options, args)),
     }

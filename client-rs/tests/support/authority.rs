@@ -209,6 +209,7 @@ impl Authority {
                 Some(holds) => Reply::Holds(holds),
                 None => error(ErrorCode::LEASE_DEAD),
             },
+            Request::Backup(_) => error(ErrorCode::BACKUP_GONE),
             Request::Status(_) => self.status(),
             Request::Transfer(_) => Reply::Transferred,
             Request::Members(_) | Request::MemberChange(_) | Request::GroupStep(_) => {
