@@ -166,7 +166,7 @@ fn bad_input_is_refused_by_name_through_the_command_line_and_the_pipe() {
         reader.done(json!({ "op": "acquire", "key": "doc", "mode": "shared" }));
     }
     let of = |key: &str| shard_of(key.as_bytes(), SHARDS);
-    let far = (0..).map(|n| format!("there-{n}")).find(|key| of(key) != of("here"));
+    let far = (0..64).map(|n| format!("there-{n}")).find(|key| of(key) != of("here"));
     let cluster_id = cluster.status_of(1).expect("a status").cluster;
     let deadline = Deadline::after(PATIENCE);
     while pipe.done(json!({ "op": "members" }))["version"] == 0 {
