@@ -212,6 +212,11 @@ impl Client {
         freshness: Freshness,
     ) -> Result<KeysReply, CallError> {
         check_key_bound(prefix).and(check_key_bound(after)).map_err(Failure::of)?;
+        if !after.is_empty() && !after.starts_with(prefix) {
+            let (after, prefix) = (String::from_utf8_lossy(after), String::from_utf8_lossy(prefix));
+            let text = format!("the page goes on after {after:?}, which is no key with {prefix:?}");
+            return Err(Failure::new(ErrorCode::PAGE_OF_OTHER_QUERY, text).into());
+        }
         let request = ListRequest {
             shard,
             prefix: prefix.to_vec(),

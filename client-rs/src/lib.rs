@@ -83,6 +83,7 @@ mod guard;
 mod io;
 mod members;
 mod observe;
+mod places;
 mod session;
 mod several;
 mod watch;
@@ -116,6 +117,7 @@ pub use crate::error::{
 };
 pub use crate::guard::{Guard, HoldWatch, slots_of};
 pub use crate::observe::{Observation, Observed};
+pub use crate::places::Places;
 pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};
 pub use crate::several::{AcquiringAll, LockAllRequest, LockEachRequest, MultiGuard};
 pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};

@@ -983,3 +983,45 @@ fn a_request_to_yield_reaches_pipe_and_the_command_under_a_lock() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(text(&output.stdout).contains("a deploy"), "{output:?}");
 }
+
+#[test]
+fn a_waiter_is_told_its_place_if_it_asks() {
+    let server = TestServer::start();
+    let mut holder = Pipe::start(&server, &["--label", "holder"]);
+    holder.send(&json!({"id": 1, "op": "acquire", "key": "k"}));
+    let token = holder.reply(1)["token"].clone();
+    let mut pipe = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "k"}));
+    eventually("it waits", || server.waiters("k") == 1);
+    let mut second = Pipe::start(&server, &[]);
+    second.send(&json!({"id": 7, "op": "acquire", "key": "k", "places": true}));
+    let place = second.event("place");
+    assert_eq!((&place["acquire"], &place["position"]), (&json!(7), &json!(1)), "{place}");
+    assert_eq!(place["holders"][0]["token"], token);
+    let mut lock = program(&server)
+        .args(["lock", "k", "--show-place", "--json", "--", "true"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut told = BufReader::new(lock.stderr.take().expect("piped")).lines();
+    let mut next = || -> Value {
+        let line = told.next().expect("more").expect("readable");
+        serde_json::from_str(&line).expect("JSON")
+    };
+    let place = next();
+    assert_eq!((&place["event"], &place["position"]), (&json!("place"), &json!(2)), "{place}");
+    assert_eq!((&place["holder_label"], &place["holder_token"]), (&json!("holder"), &token));
+
+    pipe.send(&json!({"id": 2, "op": "cancel", "target": 1}));
+    assert_eq!(second.event("place")["position"], 0);
+    assert_eq!(next()["position"], 1);
+    assert_eq!(pipe.reply(1)["error"], "cancelled");
+    holder.end();
+    second.reply(7);
+    second.end();
+    assert_eq!(lock.wait().expect("it ends").code(), Some(0));
+    pipe.send(&json!({"id": 3, "op": "acquire", "key": "k", "places": true}));
+    assert_eq!(pipe.reply(3)["ok"], true);
+    assert!(pipe.kept.iter().all(|line| line["event"] != "place"), "{:?}", pipe.kept);
+    pipe.end();
+}

@@ -155,3 +155,13 @@ fn say(line: &str) -> Result<(), CliError> {
         _ => Ok(()),
     }
 }
+
+/// Does some work, and other work beside it as long as that takes.
+async fn beside<T>(work: impl Future<Output = T>, other: impl Future<Output = ()>) -> T {
+    let (mut work, mut other) = (std::pin::pin!(work), std::pin::pin!(other));
+    tokio::select! {
+        biased;
+        done = &mut work => done,
+        () = &mut other => work.await,
+    }
+}

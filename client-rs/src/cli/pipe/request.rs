@@ -22,6 +22,8 @@ pub(super) struct Acquire {
     pub(super) reentrant: bool,
     #[serde(default)]
     pub(super) yields: bool,
+    #[serde(default)]
+    pub(super) places: bool,
     pub(super) lock_delay_ms: Option<u64>,
 }
 
@@ -52,6 +54,8 @@ pub(super) struct AcquireAll {
     pub(super) keys: Vec<String>,
     pub(super) wait_ms: Option<u64>,
     pub(super) value: Option<String>,
+    #[serde(default)]
+    pub(super) places: bool,
     pub(super) lock_delay_ms: Option<u64>,
 }
 
@@ -70,6 +74,8 @@ struct Campaign {
     value: String,
     wait_ms: Option<u64>,
     lock_delay_ms: Option<u64>,
+    #[serde(default)]
+    places: bool,
     #[serde(default)]
     yields: bool,
 }
@@ -110,6 +116,7 @@ impl From<Campaign> for Acquire {
             permits: None,
             limit: None,
             reentrant: false,
+            places: campaign.places,
             yields: campaign.yields,
             lock_delay_ms: campaign.lock_delay_ms,
         }
@@ -429,6 +436,7 @@ mod tests {
             permits: None,
             limit: None,
             reentrant: false,
+            places: false,
             yields: false,
             lock_delay_ms: None,
         };

@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use leasehold::{
     ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, MultiGuard, Observation,
-    Session, Ticket, WatchTarget, YieldAsked, Yields,
+    Places, Session, Ticket, WatchTarget, YieldAsked, Yields,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::super::beside;
 use super::super::exit::{CliError, failure_json};
 use super::super::watch::place;
 use super::super::{json, observe};
@@ -27,6 +28,8 @@ const LINE_LEN_MAX: u64 = 64 * 1024;
 const OPEN_MAX: usize = 4096;
 /// Elections that are observed at a time.
 const OBSERVED_MAX: usize = 64;
+/// How often the place of an acquire is looked at whose requester wants to know.
+const PLACES_EVERY: Duration = Duration::from_millis(500);
 /// Lines that wait to be written; with these, nothing more is read.
 const LINES_MAX: usize = 1024;
 
@@ -312,8 +315,10 @@ impl Pipe {
             Ok(acquiring) => acquiring,
             Err(error) => return self.refuse(&id, error.failure()).await,
         };
-        self.spawn(id, Some(acquiring.ticket()), async move {
-            match acquiring.granted().await {
+        let ticket = acquiring.ticket();
+        let told = self.tell_places(&id, acquire.places.then(|| ticket.places(PLACES_EVERY)));
+        self.spawn(id, Some(ticket), async move {
+            match beside(acquiring.granted(), told).await {
                 Ok(guard) => Done::Granted(guard, acquire.yields),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
@@ -338,12 +343,29 @@ impl Pipe {
                 return self.spawn(id, None, async { Done::Reply(refusal) });
             }
         };
-        self.spawn(id, Some(acquiring.ticket()), async move {
-            match acquiring.granted().await {
+        let ticket = acquiring.ticket();
+        let told = self.tell_places(&id, acquire.places.then(|| ticket.places(PLACES_EVERY)));
+        self.spawn(id, Some(ticket), async move {
+            match beside(acquiring.granted(), told).await {
                 Ok(guard) => Done::GrantedAll(guard),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
+    }
+
+    /// Tells the places of a waiting acquire, if that is wanted.
+    fn tell_places(&self, id: &Value, places: Option<Places>) -> impl Future<Output = ()> + use<> {
+        let (id, out) = (id.clone(), self.out.clone());
+        async move {
+            let Some(mut places) = places else { return };
+            while let Ok(Some(place)) = places.next().await {
+                let mut line = json::place(&place);
+                (line["event"], line["acquire"]) = ("place".into(), id.clone());
+                if out.send(line).await.is_err() {
+                    return;
+                }
+            }
+        }
     }
 
     async fn release_all(&mut self, id: Value, token: u64) {
