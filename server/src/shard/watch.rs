@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{NodeId, Revision};
-use leasehold_protocol::limits::{HISTORY_BYTES, HISTORY_SHARE_MIN};
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{Freshness, ListRequest, Request};
 use openraft::AsyncRuntime;
@@ -29,11 +28,6 @@ const ASK_TIMEOUT_MS: u32 = 1_000;
 const BEHIND_MAX: Duration = Duration::from_secs(3);
 
 impl<E: Env> Shard<E> {
-    /// What one shard of a node keeps of past events.
-    pub(super) fn history_bytes(shards_total: u32) -> usize {
-        (HISTORY_BYTES / shards_total.max(1) as usize).max(HISTORY_SHARE_MIN)
-    }
-
     /// Takes a watch; what it is told goes to `to`.
     pub fn watch(self: &Rc<Self>, name: WatchName, target: Target, start: Start, to: &ReplyTo) {
         if self.is_stopping() {

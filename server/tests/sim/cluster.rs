@@ -332,6 +332,7 @@ impl Cluster {
             host: self.net.host(machine.domain),
             shards: self.params.shards,
             snapshot_entries: self.params.snapshot_entries,
+            watch_sizes: self.params.watch_sizes,
             ledger: self.ledger.clone(),
             violations: self.violations.clone(),
             coverage: self.coverage.clone(),
