@@ -33,6 +33,7 @@ use leasehold_server::net::{ForwardService, Hop, Hops, ReplySink, ReplyTo, Route
 use leasehold_server::raft::{ApplySink, GroupSpec, PeerInfo, PeerService};
 use leasehold_server::rt::sim::{SimClock, SimRt};
 use leasehold_server::shard::{Beginning, FORWARD_KIND, Origin, Shard, ShardCore, run_wheel};
+use leasehold_server::watch::Sizes;
 use openraft::AsyncRuntime;
 use raft_support::{CLUSTER, Cluster, Running, SHARD, SimEnv, run, sleep_ms, until};
 
@@ -93,7 +94,13 @@ fn start_routed(
 ) -> (Rc<Shard<SimEnv>>, Rc<Router<SimEnv>>) {
     let wheel = CoreWheel::new(SimClock.now());
     let metrics = Metrics::new(1, 1).handle(0);
-    let core = ShardCore { shards_total: 1, clock: SimClock, wheel: wheel.clone(), metrics };
+    let core = ShardCore {
+        shards_total: 1,
+        clock: SimClock,
+        wheel: wheel.clone(),
+        metrics,
+        watch_sizes: Sizes::of(1),
+    };
     let Running { group, state, peers, seen, .. } = running.clone();
     let shard = Shard::new(SHARD, group, state, peers.clone(), core);
     seen.other.replace(Some(Rc::new(Sink(shard.clone()))));

@@ -14,6 +14,7 @@ use leasehold_server::lease::CoreWheel;
 use leasehold_server::rt::sim::{SimClock, SimRt};
 use leasehold_server::shard::{Shard, ShardCore, run_wheel};
 use leasehold_server::wal::WalConfig;
+use leasehold_server::watch::Sizes;
 use openraft::AsyncRuntime;
 use raft_support::{Cluster, Running, SHARD, SimEnv, run, sleep_ms, until, wal_config};
 
@@ -34,7 +35,13 @@ fn start_shard(cluster: &Cluster, node: u64) -> impl Future<Output = Rc<Shard<Si
 fn shard_of(running: Running) -> Rc<Shard<SimEnv>> {
     let wheel = CoreWheel::new(SimClock.now());
     let metrics = Metrics::new(1, 1).handle(0);
-    let core = ShardCore { shards_total: 1, clock: SimClock, wheel: wheel.clone(), metrics };
+    let core = ShardCore {
+        shards_total: 1,
+        clock: SimClock,
+        wheel: wheel.clone(),
+        metrics,
+        watch_sizes: Sizes::of(1),
+    };
     let shard = Shard::new(SHARD, running.group, running.state, running.peers, core);
     drop(SimRt::spawn(shard.clone().run_proposals()));
     drop(SimRt::spawn(shard.clone().run_deadlines()));

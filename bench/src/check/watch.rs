@@ -1,14 +1,18 @@
 //! G6 over what watchers were told: in order, nothing twice, nothing left out, no position ahead
 //! of what was told, and a state that is the sum of all changes before it.
 //!
-//! The reference is the union of what all watchers were told: nodes apply the same log, so whoever
-//! is told a revision is told the same. A change that no watcher at all was told is beyond this
-//! checker; give it one that watches everything from the beginning, and compare that one's sums
-//! with a final read.
+//! Without the nodes' log the reference is the union of what all watchers were told (`check`): nodes
+//! apply the same log, so whoever is told a revision is told the same. A change that no watcher at
+//! all was told is beyond it; give it one that watches everything from the beginning, and compare
+//! that one's sums with a final read. With the log (`judge`) every change counts, and queues too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leasehold::{EventKind, KeyInfo, Revision, ShardId, Token, WatchEvent, WatchItem};
+pub use leasehold::WatchItem;
+use leasehold::{EventKind, KeyInfo, Revision, ShardId, Token, WatchEvent};
+use leasehold_protocol::ids::{LeaseId, Number};
+
+use super::Report;
 
 /// What one watcher asked for, and all that it was told, in order.
 #[derive(Clone, Debug)]
@@ -42,6 +46,10 @@ pub struct Told {
 
 type Place = (ShardId, Revision);
 type Holders = BTreeMap<Vec<u8>, BTreeSet<Token>>;
+type Waiters = BTreeMap<Vec<u8>, BTreeSet<(LeaseId, Number)>>;
+
+/// All events of keys that the nodes applied, by their places.
+pub type Log = BTreeMap<(ShardId, Revision), Vec<EventKind>>;
 
 impl Watched {
     fn covers(&self, key: &[u8]) -> bool {
@@ -65,6 +73,92 @@ pub fn check(watchers: &[Watched]) -> Result<Told, String> {
         check_complete(watcher, &union)?;
     }
     Ok(told)
+}
+
+/// Checks all watchers against each other and against what the nodes applied.
+pub fn judge(watchers: &[Watched], log: &Log) -> Report {
+    let mut report = Report::new("G6 watches");
+    let mut told = Told::default();
+    let bare = |(place, kinds): (&Place, &Vec<EventKind>)| {
+        let event = |kind: &EventKind| {
+            let (label, value) = (String::new(), Vec::new());
+            WatchEvent { revision: place.1, kind: kind.clone(), label, value }
+        };
+        (*place, kinds.iter().map(event).collect())
+    };
+    let truth: BTreeMap<Place, Vec<WatchEvent>> = log.iter().map(bare).collect();
+    for watcher in watchers {
+        let judged = check_order(watcher, &mut told)
+            .and_then(|()| check_events(watcher, &truth))
+            .and_then(|()| check_complete(watcher, &truth))
+            .and_then(|()| check_queues(watcher, log));
+        if let Err(what) = judged {
+            report.violation(what);
+        }
+    }
+    if let Err(what) = union(watchers) {
+        report.violation(what);
+    }
+    report.cover("changes", told.changes, 0);
+    report.cover("events", told.events, 0);
+    report.cover("states", told.states, 0);
+    report.cover("progress", told.progress, 0);
+    report.cover("no_quorum", told.no_quorum, 0);
+    report
+}
+
+/// Each change is, but for labels and values, what was applied.
+fn check_events(watcher: &Watched, truth: &BTreeMap<Place, Vec<WatchEvent>>) -> Result<(), String> {
+    for item in &watcher.items {
+        let WatchItem::Change { shard, revision, events } = item else { continue };
+        let applied = truth.get(&(*shard, *revision)).map(|all| watcher.of_mine(all));
+        let applied: Vec<_> = applied.iter().flatten().map(|event| &event.kind).collect();
+        if !events.iter().map(|event| &event.kind).eq(applied.iter().copied()) {
+            let name = &watcher.name;
+            return Err(format!(
+                "{name}: revision {revision} of {shard} is {events:?}, applied was {applied:?}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// A page shows all who waited at its revision.
+fn check_queues(watcher: &Watched, log: &Log) -> Result<(), String> {
+    for item in &watcher.items {
+        let WatchItem::State { shard, revision, keys, .. } = item else { continue };
+        let expected = waiters_at(log, (*shard, *revision));
+        for info in keys {
+            let said = info.waiters.iter().map(|waiter| (waiter.lease, waiter.number));
+            let said: BTreeSet<_> = said.collect();
+            let waited = expected.get(info.key.as_bytes()).cloned().unwrap_or_default();
+            if said != waited {
+                let name = &watcher.name;
+                return Err(format!(
+                    "{name}: the state at revision {revision} of {shard} has {info:?}, there \
+                     waited {waited:?}"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Who waits for what after all changes up to a place.
+fn waiters_at(log: &Log, place: Place) -> Waiters {
+    let mut waiters = Waiters::new();
+    for kind in log.range((place.0, Revision(0))..=place).flat_map(|(_, kinds)| kinds) {
+        match kind {
+            EventKind::Queued { key, lease, number, .. } => {
+                waiters.entry(key.clone()).or_default().insert((*lease, *number));
+            }
+            EventKind::WaitEnded { key, lease, number, .. } => {
+                waiters.entry(key.clone()).or_default().remove(&(*lease, *number));
+            }
+            _ => {}
+        }
+    }
+    waiters
 }
 
 /// Per shard: revisions ascend, positions never run ahead, one change is one item.
@@ -140,7 +234,8 @@ fn check_complete(
     union: &BTreeMap<Place, Vec<WatchEvent>>,
 ) -> Result<(), String> {
     let mut at = watcher.after.clone();
-    let mut pages: BTreeMap<ShardId, Vec<KeyInfo>> = BTreeMap::new();
+    // States whose last page was not told yet.
+    let mut pages: BTreeMap<ShardId, (Revision, Vec<KeyInfo>)> = BTreeMap::new();
     for item in &watcher.items {
         match item {
             WatchItem::Change { shard, revision, .. } => {
@@ -154,14 +249,18 @@ fn check_complete(
                 }
             }
             WatchItem::State { shard, revision, keys, first, last } => {
-                let known = pages.entry(*shard).or_default();
                 if *first {
-                    known.clear();
+                    pages.insert(*shard, (*revision, Vec::new()));
                 }
+                let Some((_, known)) = pages.get_mut(shard).filter(|page| page.0 == *revision)
+                else {
+                    let name = &watcher.name;
+                    return Err(format!("{name}: a page at {revision} of {shard} is of no state"));
+                };
                 known.extend(keys.iter().cloned());
                 at.insert(*shard, *revision);
                 if *last {
-                    let keys = std::mem::take(known);
+                    let keys = pages.remove(shard).map(|(_, keys)| keys).unwrap_or_default();
                     check_state(watcher, union, (*shard, *revision), &keys)?;
                 }
             }
@@ -248,7 +347,7 @@ mod tests {
         let kind = EventKind::Granted {
             limit: 0,
             key: key.as_bytes().to_vec(),
-            lease: leasehold::LeaseId(1),
+            lease: LeaseId(1),
             mode: leasehold_protocol::ids::Mode::EXCLUSIVE,
             token: Token(token),
             slots: Vec::new(),
@@ -259,7 +358,7 @@ mod tests {
     fn ended(revision: u64, key: &str, token: u64) -> WatchEvent {
         let kind = EventKind::Ended {
             key: key.as_bytes().to_vec(),
-            lease: leasehold::LeaseId(1),
+            lease: LeaseId(1),
             token: Token(token),
             reason: leasehold::EndReason::Released,
         };
@@ -276,7 +375,7 @@ mod tests {
 
     fn state(revision: u64, held: &[(&str, u64)]) -> WatchItem {
         let holder = |token| leasehold::Holder {
-            lease: leasehold::LeaseId(1),
+            lease: LeaseId(1),
             token: Token(token),
             mode: leasehold_protocol::ids::Mode::EXCLUSIVE,
             floor: Token(token),
@@ -284,7 +383,7 @@ mod tests {
             value: Vec::new(),
             since_ms: 0,
             remaining_ms: None,
-            number: leasehold_protocol::ids::Number(1),
+            number: Number(1),
             own_lease: false,
             forced: false,
             slots: Vec::new(),
@@ -398,5 +497,54 @@ mod tests {
         refused(vec![state(6, &[])], "the changes give");
         let silent = vec![progress(1), state(4, &[("b", 12)]), progress(7)];
         refused(silent, "was not told");
+    }
+
+    /// As the nodes applied what `of_b` was told, and what another key had.
+    fn log() -> Log {
+        let told = [of_b(), vec![change(&[granted(2, "a", 11)]), change(&[ended(7, "a", 11)])]];
+        let mut log = Log::new();
+        for item in told.into_iter().flatten() {
+            if let WatchItem::Change { shard, revision, events } = item {
+                let kinds = events.into_iter().map(|event| event.kind).collect();
+                log.insert((shard, revision), kinds);
+            }
+        }
+        log
+    }
+
+    #[test]
+    fn a_change_that_no_watcher_was_told_is_seen_in_the_log() {
+        let judged = |items| judge(&[watcher("b", "b", items)], &log());
+        assert_eq!(judged(of_b()).violations, Vec::<String>::new());
+        let silent = judged(vec![progress(1), progress(7)]);
+        assert!(silent.violations[0].contains("was not told"), "{silent}");
+        let mut half = of_b();
+        half[2] = change(&[ended(5, "b", 12)]);
+        let half = judged(half);
+        assert!(half.violations[0].contains("applied was"), "{half}");
+    }
+
+    #[test]
+    fn a_page_of_another_state_or_with_another_queue_is_seen() {
+        let page = |revision, first, last| {
+            let WatchItem::State { shard, revision, keys, .. } = state(revision, &[("b", 13)])
+            else {
+                unreachable!("a state is one")
+            };
+            WatchItem::State { shard, revision, keys, first, last }
+        };
+        refused(vec![page(5, true, false), page(6, false, true)], "of no state");
+        refused(vec![page(6, false, true)], "of no state");
+        let mut log = log();
+        let kind = EventKind::Queued {
+            key: b"b".to_vec(),
+            lease: LeaseId(2),
+            number: Number(4),
+            wait_ms: 5,
+            mode: leasehold_protocol::ids::Mode::EXCLUSIVE,
+        };
+        log.insert((SHARD, Revision(6)), vec![kind]);
+        let judged = judge(&[watcher("b", "b", vec![page(6, true, true)])], &log);
+        assert!(judged.violations[0].contains("there waited"), "{judged}");
     }
 }

@@ -42,7 +42,7 @@ use crate::rt::inbox::{Inbox, Post};
 use crate::rt::net::{TcpNet, adopt};
 use crate::shard::{Beginning, Origin, Shard, ShardCore, run_wheel};
 use crate::wal::{Wal, WalConfig, WalIdentity};
-use crate::watch::WatchName;
+use crate::watch::{Sizes, WatchName};
 
 type Rt = <Production as Env>::Rt;
 
@@ -285,6 +285,7 @@ async fn open_shards(
         clock: OsClock,
         wheel: wheel.clone(),
         metrics: input.metrics.handle(core.id as u32),
+        watch_sizes: Sizes::of(record.shards),
     };
     let mut shards = Vec::new();
     for shard in (0..record.shards).filter(|shard| *shard as usize % core.count == core.id) {

@@ -51,7 +51,7 @@ use crate::lease::{CoreWheel, LeaseTable, ShardTimers};
 use crate::net::ReplyTo;
 use crate::raft::{Group, Leadership, Peers};
 use crate::rt::channels::Notify;
-use crate::watch::Hub;
+use crate::watch::{Hub, Sizes};
 
 /// A request waits at most this long, whatever it asks for.
 pub const TIMEOUT_MS_MAX: u32 = 60_000;
@@ -83,6 +83,8 @@ pub struct ShardCore<E: Env> {
     pub wheel: CoreWheel,
     /// The core's figures.
     pub metrics: CoreHandle,
+    /// What is kept for watches of each shard.
+    pub watch_sizes: Sizes,
 }
 
 /// One shard on one node.
@@ -134,10 +136,10 @@ impl<E: Env> Shard<E> {
         peers: Rc<Peers<E>>,
         core: ShardCore<E>,
     ) -> Rc<Self> {
-        let ShardCore { shards_total, clock, wheel, metrics } = core;
+        let ShardCore { shards_total, clock, wheel, metrics, watch_sizes } = core;
         let totals = Totals::default();
         totals.recount(&state.borrow());
-        let hub = RefCell::new(Hub::new(&state.borrow(), Self::history_bytes(shards_total)));
+        let hub = RefCell::new(Hub::new(&state.borrow(), watch_sizes));
         Rc::new(Self {
             id,
             group,

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{NodeId, Revision};
-use leasehold_protocol::limits::{HISTORY_BYTES, HISTORY_SHARE_MIN};
 use openraft::AsyncRuntime;
 
 use super::Shard;
@@ -16,11 +15,6 @@ use crate::net::ReplyTo;
 use crate::watch::{Start, Target, WatchName};
 
 impl<E: Env> Shard<E> {
-    /// What one shard of a node keeps of past events.
-    pub(super) fn history_bytes(shards_total: u32) -> usize {
-        (HISTORY_BYTES / shards_total.max(1) as usize).max(HISTORY_SHARE_MIN)
-    }
-
     /// Takes a watch; what it is told goes to `to`.
     pub fn watch(self: &Rc<Self>, name: WatchName, target: Target, start: Start, to: &ReplyTo) {
         if self.is_stopping() {

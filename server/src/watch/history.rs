@@ -7,6 +7,7 @@ use std::rc::Rc;
 
 use leasehold_protocol::event::EventKind;
 use leasehold_protocol::ids::Revision;
+use leasehold_protocol::planted;
 use leasehold_protocol::watch::WatchEvent;
 
 /// What an event costs besides the bytes it carries: itself, its place and the allocator's share.
@@ -78,7 +79,8 @@ impl History {
     /// The events above a revision, which is not below the floor.
     pub(super) fn after(&self, revision: Revision) -> impl Iterator<Item = &Rc<WatchEvent>> {
         assert!(revision >= self.floor, "the caller looked");
-        let from = self.events.partition_point(|event| event.revision <= revision);
+        let told = if planted!("watch-goes-on-one-off") { revision.0 + 1 } else { revision.0 };
+        let from = self.events.partition_point(|event| event.revision.0 <= told);
         self.events.range(from..)
     }
 }

@@ -10,7 +10,8 @@ use leasehold_core::State;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::{Event, EventKind};
 use leasehold_protocol::ids::{NodeId, Revision, ShardId};
-use leasehold_protocol::limits::{PAGE_LEN_MAX, WATCHES_MAX};
+use leasehold_protocol::limits::WATCHES_MAX;
+use leasehold_protocol::planted;
 use leasehold_protocol::reply::{KeyInfo, Reply};
 use leasehold_protocol::watch::{
     WatchEnd, WatchEndReason, WatchEvent, WatchEvents, WatchNotice, WatchState,
@@ -19,17 +20,11 @@ use leasehold_protocol::watch::{
 use super::history::{History, cost};
 use super::index::{Index, Target};
 use super::labels::{Labels, lease_of};
+use super::sizes::Sizes;
 use super::views::Views;
 use crate::env::MonoTime;
 use crate::net::ReplyTo;
 
-/// About how many bytes of events one frame carries.
-const FRAME_BYTES: usize = 128 * 1024;
-/// About how many bytes of past events one answer carries; for more the client asks again.
-const REPLAY_BYTES: usize = 1024 * 1024;
-/// What one watch may have waiting between two turns; beyond it the client asks again, and is told
-/// from the history.
-const PENDING_BYTES: usize = 2 * 1024 * 1024;
 /// Watches that are sent to in one turn.
 const SENDS_PER_TURN: usize = 64;
 /// Ticks after which an idle watch is told the position again.
@@ -77,6 +72,7 @@ struct Watch {
 /// See the module.
 pub struct Hub {
     shard: ShardId,
+    sizes: Sizes,
     history: History,
     labels: Labels,
     index: Index,
@@ -88,11 +84,12 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Of a state that has just been opened, with room for so many bytes of past events.
-    pub fn new(state: &State, history_bytes: usize) -> Self {
+    /// Of a state that has just been opened.
+    pub fn new(state: &State, sizes: Sizes) -> Self {
         Self {
             shard: state.shard(),
-            history: History::new(history_bytes, state.revision()),
+            sizes,
+            history: History::new(sizes.history, state.revision()),
             labels: Labels::of(state),
             index: Index::default(),
             views: Views::default(),
@@ -156,7 +153,7 @@ impl Hub {
                 continue;
             }
             watch.pending_bytes += cost(event);
-            if watch.pending_bytes > PENDING_BYTES {
+            if watch.pending_bytes > self.sizes.pending {
                 watch.behind = true;
                 watch.pending = Vec::new();
             } else {
@@ -297,7 +294,8 @@ impl Hub {
     }
 
     fn send_pending(&mut self, name: WatchName) {
-        let (head, shard, quorum) = (self.history.head(), self.shard, self.quorum);
+        let (head, quorum) = (self.history.head(), self.quorum);
+        let (shard, sizes) = (self.shard, self.sizes);
         let watch = self.watches.get_mut(&name).expect("the caller looked it up");
         if watch.behind {
             return self.end(name, WatchEndReason::Continue);
@@ -306,7 +304,7 @@ impl Hub {
         watch.pending_bytes = 0;
         let mut taken = true;
         if head > watch.sent {
-            taken = send_events(shard, &watch.to, &pending, head);
+            taken = send_events(shard, sizes, &watch.to, (&pending, head));
             watch.sent = head;
         }
         if taken && quorum.is_some() && watch.told != quorum {
@@ -324,10 +322,12 @@ impl Hub {
         match start {
             Start::Now => self.begin_after(name, self.history.head(), state, now),
             Start::After(revision) => self.begin_after(name, revision, state, now),
-            Start::State => self.begin_state(name, state, now),
+            Start::State => self.begin_state(name, Revision(0), state, now),
             Start::Page(revision, after) => match self.views.at(revision, now) {
                 Some(view) => self.send_page(name, &view, &after, now),
-                None => self.begin_state(name, state, now),
+                // The state from here would take back what another node told.
+                None if revision > self.history.head() => self.refuse_unbegun(name),
+                None => self.begin_state(name, revision, state, now),
             },
         }
     }
@@ -342,23 +342,24 @@ impl Hub {
             return self.queue_again(name);
         }
         if revision < self.history.floor() {
-            return self.begin_state(name, state, now);
+            return self.begin_state(name, revision, state, now);
         }
         let (mut found, mut bytes, mut position) = (Vec::new(), 0, head);
         for event in self.history.after(revision) {
             if !event.kind.key().is_some_and(|key| watch.target.matches(key)) {
                 continue;
             }
-            if bytes > REPLAY_BYTES
-                && found.last().is_some_and(|last: &Rc<WatchEvent>| last.revision < event.revision)
+            if bytes > self.sizes.replay
+                && let Some(last) = found.last().map(|last: &Rc<WatchEvent>| last.revision)
+                && (last < event.revision || planted!("answer-ends-within-a-revision"))
             {
-                position = found.last().map_or(head, |last| last.revision);
+                position = if planted!("position-ahead-of-what-was-told") { head } else { last };
                 break;
             }
             bytes += cost(event);
             found.push(Rc::clone(event));
         }
-        if !send_events(self.shard, &watch.to, &found, position) {
+        if !send_events(self.shard, self.sizes, &watch.to, (&found, position)) {
             return self.drop_unbegun(name, WatchEndReason::TooSlow);
         }
         if position < head {
@@ -384,12 +385,20 @@ impl Hub {
         self.end(name, reason);
     }
 
-    fn begin_state(&mut self, name: WatchName, state: &State, now: MonoTime) {
+    /// Another node may serve it, and so may this one later.
+    fn refuse_unbegun(&mut self, name: WatchName) {
         let watch = self.watches.get_mut(&name).expect("the caller looked it up");
-        let (keys, more) = page(state, &watch.target, &[]);
+        watch.start = Some(Start::Now);
+        self.refuse(name, ErrorCode::NOT_READY);
+    }
+
+    /// With a state that is not older than `told`.
+    fn begin_state(&mut self, name: WatchName, told: Revision, state: &State, now: MonoTime) {
+        let watch = self.watches.get_mut(&name).expect("the caller looked it up");
+        let (keys, more) = page(state, &watch.target, &[], self.sizes);
         let (keys, more, revision) = if more {
-            let view = self.views.begin(state, self.history.floor(), now);
-            let (keys, more) = page(&view, &watch.target, &[]);
+            let view = self.views.begin(state, self.history.floor().max(told), now);
+            let (keys, more) = page(&view, &watch.target, &[], self.sizes);
             (keys, more, view.revision())
         } else {
             (keys, more, state.revision())
@@ -400,7 +409,7 @@ impl Hub {
 
     fn send_page(&mut self, name: WatchName, view: &State, after: &[u8], now: MonoTime) {
         let watch = self.watches.get_mut(&name).expect("the caller looked it up");
-        let (keys, more) = page(view, &watch.target, after);
+        let (keys, more) = page(view, &watch.target, after, self.sizes);
         let revision = view.revision();
         let page = WatchState { shard: self.shard, revision, first: false, keys, more };
         self.sent_page(name, page, view, now);
@@ -422,9 +431,9 @@ impl Hub {
 }
 
 /// A page of what is watched, after a key.
-fn page(state: &State, target: &Target, after: &[u8]) -> (Vec<KeyInfo>, bool) {
+fn page(state: &State, target: &Target, after: &[u8], sizes: Sizes) -> (Vec<KeyInfo>, bool) {
     match target {
-        Target::Prefix(prefix) => state.list(prefix, after, PAGE_LEN_MAX as usize),
+        Target::Prefix(prefix) => state.list(prefix, after, sizes.page),
         Target::Key(key) => {
             let info = state.key_info(key);
             let used =
@@ -436,12 +445,17 @@ fn page(state: &State, target: &Target, after: &[u8]) -> (Vec<KeyInfo>, bool) {
 
 /// Sends events in frames that end with a revision where they can; the last one brings the
 /// position `end`. False if the connection does not take them.
-fn send_events(shard: ShardId, to: &ReplyTo, events: &[Rc<WatchEvent>], end: Revision) -> bool {
+fn send_events(
+    shard: ShardId,
+    sizes: Sizes,
+    to: &ReplyTo,
+    (events, end): (&[Rc<WatchEvent>], Revision),
+) -> bool {
     let mut rest = events;
     loop {
         let mut bytes = 0;
         let fits = |event: &&Rc<WatchEvent>| {
-            let fits = bytes < FRAME_BYTES;
+            let fits = bytes < sizes.frame;
             bytes += cost(event);
             fits
         };

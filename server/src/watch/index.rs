@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use leasehold_protocol::planted;
+
 use super::WatchName;
 
 /// What is watched.
@@ -72,7 +74,8 @@ impl Index {
     /// Those who watch `key`, each once.
     pub(super) fn matching<'a>(&'a self, key: &'a [u8]) -> impl Iterator<Item = WatchName> + 'a {
         let exact = self.keys.get(key);
-        let lengths = self.lengths.range(..=key.len());
+        let longest = key.len() - usize::from(planted!("prefix-is-not-its-own"));
+        let lengths = self.lengths.range(..=longest);
         let longer = lengths.filter_map(move |(length, _)| self.prefixes.get(&key[..*length]));
         exact.into_iter().chain(longer).flatten().copied()
     }

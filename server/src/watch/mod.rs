@@ -16,7 +16,9 @@ mod history;
 mod hub;
 mod index;
 mod labels;
+mod sizes;
 mod views;
 
 pub use hub::{Hub, Start, WatchName};
 pub use index::Target;
+pub use sizes::Sizes;

@@ -9,6 +9,7 @@ mod line;
 mod modes;
 mod odd;
 mod take;
+mod watch;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -31,6 +32,7 @@ use openraft_rt::AsyncRuntime;
 use self::line::outcome;
 pub(crate) use self::line::{Line, Wait};
 pub(crate) use self::modes::MODE_KEYS;
+use crate::feed::Feed;
 use crate::history::{About, Call, History};
 use crate::params::Params;
 use crate::session::Session;
@@ -77,6 +79,8 @@ pub(crate) struct Client {
     pub(crate) witness: Rc<Witness>,
     /// Reads again and again, at most so long after one another, if at all.
     pub(crate) reads_ms: Option<u64>,
+    /// What it watches.
+    pub(crate) feeds: Vec<Rc<Feed>>,
     /// Set when the storm is over: what was kept is given back, so that every key can be served.
     pub(crate) calm: Rc<Cell<bool>>,
     /// Set when no further key is to be taken.
@@ -88,6 +92,8 @@ impl Client {
         if let Some(pause_ms) = self.reads_ms {
             drop(SimRt::spawn(self.clone().read_on(pause_ms)));
         }
+        let watchers = self.feeds.iter().map(|feed| self.clone().watch_on(feed.clone()));
+        let watchers: Vec<_> = watchers.map(SimRt::spawn).collect();
         let mut work = Work { line: Line::new(&self), me: self.clone(), sessions: BTreeMap::new() };
         let mut keeps = true;
         while !self.stop.get() {
@@ -103,6 +109,10 @@ impl Client {
             work.close().await;
         }
         work.sessions.values().for_each(|session| session.close());
+        for watcher in watchers {
+            // If it was killed, so is this.
+            let _ = watcher.await;
+        }
     }
 
     async fn open(self: &Rc<Self>, shard: ShardId) -> Rc<Session> {

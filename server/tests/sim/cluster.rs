@@ -102,7 +102,7 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// All machines, started for the first time; node 1 forms the groups.
-    pub(crate) fn start(world: &SimWorld, params: Params) -> Rc<Self> {
+    pub(crate) fn start(world: &SimWorld, params: &Params) -> Rc<Self> {
         let rng = world.rng();
         let net = SimNet::new(world, params.net);
         let machine = |node| {
@@ -128,7 +128,7 @@ impl Cluster {
             violations: Rc::default(),
             coverage: Rc::default(),
             timeline: Rc::new(Timeline::new()),
-            params,
+            params: *params,
             cuts: RefCell::default(),
             led: RefCell::default(),
             bounds: Bounds::default(),
@@ -332,6 +332,7 @@ impl Cluster {
             host: self.net.host(machine.domain),
             shards: self.params.shards,
             snapshot_entries: self.params.snapshot_entries,
+            watch_sizes: self.params.watch_sizes,
             ledger: self.ledger.clone(),
             violations: self.violations.clone(),
             coverage: self.coverage.clone(),

@@ -51,6 +51,22 @@ pub(crate) enum Seen {
     ValueCompared,
     /// Five nodes served while their old leader reached one of them only, and one reached nobody.
     BridgeServed,
+    /// A watch went on from a cursor.
+    WatchResumed,
+    /// A watcher went to another node with its position.
+    WatchMoved,
+    /// A watcher was told a state instead of events that its node did not have.
+    WatchGap,
+    /// A state was told again from its first page: its view was gone.
+    WatchStateAnew,
+    /// A page of a state was followed by another.
+    WatchPaged,
+    /// The events of a revision came in more than one frame.
+    WatchSplit,
+    /// A watch ended because there was too much to tell.
+    WatchContinued,
+    /// A watch ended as asked.
+    WatchCancelled,
     OneNode,
     ThreeNodes,
     FiveNodes,
@@ -58,7 +74,7 @@ pub(crate) enum Seen {
 }
 
 impl Seen {
-    const ALL: [Self; 23] = [
+    const ALL: [Self; 31] = [
         Self::LeaderKilled,
         Self::LeaderPausedPastElection,
         Self::LeaderInMinority,
@@ -78,6 +94,14 @@ impl Seen {
         Self::RenewalCompared,
         Self::ValueCompared,
         Self::BridgeServed,
+        Self::WatchResumed,
+        Self::WatchMoved,
+        Self::WatchGap,
+        Self::WatchStateAnew,
+        Self::WatchPaged,
+        Self::WatchSplit,
+        Self::WatchContinued,
+        Self::WatchCancelled,
         Self::OneNode,
         Self::ThreeNodes,
         Self::FiveNodes,

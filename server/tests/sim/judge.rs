@@ -2,9 +2,10 @@
 //! history.
 
 use std::fmt;
+use std::rc::Rc;
 
 use leasehold_bench::check::modes::{self, ModeNeeds};
-use leasehold_bench::check::{self, Needs, Report};
+use leasehold_bench::check::{self, Needs, Report, watch};
 use leasehold_bench::history::{
     FinalKey, FinalNode, FinalState, History as Records, OpKind, Peak, Record,
 };
@@ -15,6 +16,7 @@ use leasehold_server::rt::sim::SimWorld;
 
 use crate::client::MODE_KEYS;
 use crate::cluster::Cluster;
+use crate::feed::Feed;
 use crate::history::History;
 use crate::params::RATE_PPM_MAX;
 
@@ -25,7 +27,7 @@ const SEEN_MIN: u64 = 10;
 pub(crate) const SERVED_MIN: u64 = 15;
 
 /// What the runs of an invocation must have together, by the checkers' own counters.
-pub(crate) const JUDGED: [&str; 31] = [
+pub(crate) const JUDGED: [&str; 36] = [
     "G1.handovers",
     "G1.logged",
     "G2.tokens",
@@ -36,6 +38,11 @@ pub(crate) const JUDGED: [&str; 31] = [
     "G5.logged",
     "G5.nodes",
     "G5.retries",
+    "G6.changes",
+    "G6.events",
+    "G6.states",
+    "G6.progress",
+    "G6.no_quorum",
     "G7.ordered",
     "G7.reads",
     "G7.logged",
@@ -128,7 +135,12 @@ fn final_state(cluster: &Cluster, shard: ShardId) -> Option<FinalState> {
 }
 
 /// All reports. Where clocks did what no clock may do, nothing is concluded from TTLs.
-pub(crate) fn judge(cluster: &Cluster, history: &History, clocks_lie: bool) -> Vec<Report> {
+pub(crate) fn judge(
+    cluster: &Cluster,
+    history: &History,
+    feeds: &[Rc<Feed>],
+    clocks_lie: bool,
+) -> Vec<Report> {
     let mut records = history.records(cluster.ledger.records());
     if clocks_lie {
         let timed = |record: &Record| {
@@ -154,6 +166,8 @@ pub(crate) fn judge(cluster: &Cluster, history: &History, clocks_lie: bool) -> V
     let sure = if clocks_lie { Vec::new() } else { history.sure() };
     let mode_needs = ModeNeeds { clocks_lie, ..ModeNeeds::default() };
     reports.push(modes::check(&cluster.ledger.mode_steps(), &sure, &mode_needs));
+    let watched: Vec<_> = feeds.iter().flat_map(|feed| feed.lives()).collect();
+    reports.push(watch::judge(&watched, &cluster.ledger.keyed()));
     for report in &reports {
         let name = report.guarantee.split_whitespace().next().unwrap_or_default();
         for counter in &report.coverage {

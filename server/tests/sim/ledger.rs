@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use leasehold_bench::check::modes::Step;
+use leasehold_bench::check::watch::Log;
 use leasehold_bench::history::Applied;
 use leasehold_core::State;
 use leasehold_protocol::event::{EndReason, Event, EventKind};
-use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::ids::{Revision, ShardId};
 use leasehold_server::rt::sim::SimWorld;
 
 use crate::client::MODE_KEYS;
@@ -63,6 +64,21 @@ impl Ledger {
             events.iter().map(step).filter(|step| !step.events.is_empty()).collect::<Vec<_>>()
         };
         self.shards.borrow().iter().flat_map(of_shard).collect()
+    }
+
+    /// All events of keys, as watchers are told them.
+    pub(crate) fn keyed(&self) -> Log {
+        let mut log = Log::new();
+        for (shard, known) in &*self.shards.borrow() {
+            for (revision, events) in &*known.events.borrow() {
+                let keyed = events.iter().map(|event| &event.kind);
+                let keyed: Vec<_> = keyed.filter(|kind| kind.key().is_some()).cloned().collect();
+                if !keyed.is_empty() {
+                    log.insert((*shard, Revision(*revision)), keyed);
+                }
+            }
+        }
+        log
     }
 
     /// The most leases that a shard of each node ever had.

@@ -9,6 +9,7 @@ use leasehold_protocol::conn::{ClientConn, ClientEvent};
 use leasehold_protocol::ids::RequestId;
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::Request;
+use leasehold_protocol::watch::WatchRequest;
 use leasehold_server::env::{ByteReader, ByteWriter, Clock, Net};
 use leasehold_server::rt::channels::{Notify, Receiver, Sender, channel};
 use leasehold_server::rt::sim::{SimClock, SimRt};
@@ -19,6 +20,9 @@ use crate::node::{CLUSTER, client_addr};
 
 /// Answers to one request: `Queued`, then the end of the wait.
 const ANSWERS_MAX: usize = 4;
+
+/// What a watch is told between two looks of its client, who takes all of it at once.
+const TOLD_MAX: usize = 64 * 1024;
 
 /// Connect and handshake take at most this long.
 const CONNECT_LIMIT: Duration = Duration::from_millis(400);
@@ -33,6 +37,8 @@ struct Shared {
     waiting: RefCell<BTreeMap<RequestId, Sender<Reply>>>,
     open: Cell<bool>,
     over: Cell<bool>,
+    /// Nothing is read.
+    rests: Cell<bool>,
     changed: Notify,
     output: Notify,
 }
@@ -51,6 +57,7 @@ impl Link {
             waiting: RefCell::default(),
             open: Cell::new(false),
             over: Cell::new(false),
+            rests: Cell::new(false),
             changed: Notify::new(),
             output: Notify::new(),
         });
@@ -69,13 +76,30 @@ impl Link {
 
     /// Sends a request; its answers arrive in the channel, which ends with the connection.
     pub(crate) fn request(&self, request: &Request) -> Receiver<Reply> {
-        let (sender, receiver) = channel(ANSWERS_MAX);
-        let sent = self.shared.conn.borrow_mut().request(request);
-        if let Ok(id) = sent {
+        self.send(request, ANSWERS_MAX).1
+    }
+
+    /// The same for a watch, which may be told much. The id is for the end of it.
+    pub(crate) fn watch(&self, request: WatchRequest) -> (Option<RequestId>, Receiver<Reply>) {
+        self.send(&Request::Watch(request), TOLD_MAX)
+    }
+
+    fn send(&self, request: &Request, answers: usize) -> (Option<RequestId>, Receiver<Reply>) {
+        let (sender, receiver) = channel(answers);
+        let sent = self.shared.conn.borrow_mut().request(request).ok();
+        if let Some(id) = sent {
             self.shared.waiting.borrow_mut().insert(id, sender);
             self.shared.output.notify_one();
         }
-        receiver
+        (sent, receiver)
+    }
+
+    /// Reads nothing for a while: what the node sends stands in the stream.
+    pub(crate) async fn rest(&self, pause: Duration) {
+        self.shared.rests.set(true);
+        SimRt::sleep(pause).await;
+        self.shared.rests.set(false);
+        self.shared.changed.notify_all();
     }
 }
 
@@ -97,6 +121,10 @@ impl Shared {
     async fn read(self: Rc<Self>, mut reader: SimReader) {
         let mut buf = vec![0; 4096];
         while !self.over.get() {
+            if self.rests.get() {
+                self.changed.notified().await;
+                continue;
+            }
             let read = SimRt::select2(self.changed.notified(), reader.read(&mut buf)).await;
             match read {
                 openraft_rt::Select2::First(()) => {}

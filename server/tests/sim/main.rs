@@ -18,6 +18,7 @@ mod client;
 mod cluster;
 mod coverage;
 mod faults;
+mod feed;
 mod history;
 mod inject;
 mod judge;

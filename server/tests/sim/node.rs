@@ -15,6 +15,7 @@ use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId, Token};
 use leasehold_protocol::reply::{NodeAddress, Reply, ServerHello};
 use leasehold_protocol::request::Request;
 use leasehold_protocol::shard::KEY_HASH;
+use leasehold_protocol::watch::WatchRequest;
 use leasehold_server::admin::Metrics;
 use leasehold_server::disk::sim::SimDisk;
 use leasehold_server::env::{Clock, Env};
@@ -27,6 +28,7 @@ use leasehold_server::rt::sim::{SimClock, SimRng, SimRt};
 use leasehold_server::rt::sim_net::SimHost;
 use leasehold_server::shard::{FORWARD_KIND, Origin, Shard, ShardCore, run_wheel};
 use leasehold_server::wal::{Recovered, Wal, WalConfig, WalIdentity};
+use leasehold_server::watch::{Sizes, WatchName};
 use openraft_rt::AsyncRuntime;
 
 use crate::coverage::{Coverage, Seen};
@@ -87,6 +89,7 @@ pub(crate) struct Start {
     pub(crate) host: SimHost,
     pub(crate) shards: u32,
     pub(crate) snapshot_entries: u64,
+    pub(crate) watch_sizes: Sizes,
     pub(crate) ledger: Rc<Ledger>,
     pub(crate) violations: Rc<Violations>,
     pub(crate) coverage: Rc<Coverage>,
@@ -209,6 +212,14 @@ impl Front for Door {
         self.router.route(request, to, Origin::Client);
     }
 
+    fn watch(&self, request: WatchRequest, to: ReplyTo) -> Option<WatchName> {
+        self.router.watch(request, to)
+    }
+
+    fn unwatch(&self, shard: ShardId, name: WatchName) {
+        self.router.unwatch(shard, name);
+    }
+
     fn answered(&self, _reply: &Reply) {}
 }
 
@@ -227,6 +238,7 @@ impl Start {
             clock: SimClock,
             wheel: wheel.clone(),
             metrics: Metrics::new(1, 1).handle(0),
+            watch_sizes: self.watch_sizes,
         };
         let mut shards = Vec::new();
         for id in (0..self.shards).map(ShardId) {
@@ -288,6 +300,8 @@ impl Start {
         drop(SimRt::spawn(shard.clone().run_proposals()));
         drop(SimRt::spawn(shard.clone().run_deadlines()));
         drop(SimRt::spawn(shard.clone().run_leadership(TOKEN_BASE)));
+        drop(SimRt::spawn(shard.clone().run_watches()));
+        drop(SimRt::spawn(shard.clone().run_freshness()));
         Ok(shard)
     }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold_server::disk::sim::SimDiskConfig;
 use leasehold_server::rt::sim::{SimRng, WorldConfig};
 use leasehold_server::rt::sim_net::SimNetConfig;
+use leasehold_server::watch::Sizes;
 
 /// Shards of a run, at most.
 const SHARDS_MAX: u64 = 4;
@@ -32,6 +33,8 @@ pub(crate) struct Params {
     /// The longest usual hold.
     pub(crate) hold_ms_max: u64,
     pub(crate) snapshot_entries: u64,
+    /// Small in most runs, so that watches are cut off, fall behind and lose their history.
+    pub(crate) watch_sizes: Sizes,
     pub(crate) world: WorldConfig,
     pub(crate) net: SimNetConfig,
     pub(crate) disk: SimDiskConfig,
@@ -52,6 +55,7 @@ impl Params {
             ttl_ms_spread: 1 + rng.below(4_000) as u32,
             hold_ms_max: 1 + rng.below(60),
             snapshot_entries: 20 + rng.below(200),
+            watch_sizes: draw_watch_sizes(rng),
             world: WorldConfig { poll_cost_max: micros(0, 15), timer_slack_max: micros(0, 1_500) },
             net: SimNetConfig {
                 delay_min: micros(20, 100),
@@ -69,6 +73,20 @@ impl Params {
     /// A session's TTL: short, so that leases expire within a run.
     pub(crate) fn draw_ttl_ms(&self, rng: &SimRng) -> u32 {
         self.ttl_ms_min + rng.below(u64::from(self.ttl_ms_spread)) as u32
+    }
+}
+
+/// An event costs about 300 bytes.
+fn draw_watch_sizes(rng: &SimRng) -> Sizes {
+    if rng.chance(300) {
+        return Sizes::of(1);
+    }
+    Sizes {
+        history: 1_000 + rng.below(100_000) as usize,
+        frame: 300 + rng.below(4_000) as usize,
+        replay: 1_000 + rng.below(10_000) as usize,
+        pending: 1_000 + rng.below(10_000) as usize,
+        page: 1 + rng.below(4) as usize,
     }
 }
 

@@ -17,6 +17,7 @@ use crate::client::{Board, Client};
 use crate::cluster::{Cluster, Machine};
 use crate::coverage::Seen;
 use crate::faults::{Swarm, storm};
+use crate::feed::Feed;
 use crate::history::History;
 use crate::judge::{self, SERVED_MIN};
 use crate::logs::{self, Logs};
@@ -27,12 +28,16 @@ use crate::witness::Witness;
 /// Within this, after all faults are taken back, everything must work again.
 const HEAL_LIMIT: Duration = Duration::from_mins(1);
 
+/// Watches of one client, at most.
+const WATCHES_MAX: u64 = 2;
+
 struct Work {
     domains: Vec<DomainId>,
     clients: Vec<JoinHandle<()>>,
     calm: Rc<Cell<bool>>,
     stop: Rc<Cell<bool>>,
     history: Rc<History>,
+    feeds: Vec<Rc<Feed>>,
 }
 
 pub(crate) fn run_seed(seed: u64) -> ExitCode {
@@ -41,34 +46,38 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
     let mut rt = SimRt::with_config(seed, params.world);
     let world = rt.world().clone();
     let (cluster, history, reports) = rt.block_on(async {
-        let cluster = Cluster::start(&world, params);
+        let cluster = Cluster::start(&world, &params);
         cluster.form().await;
         let logs = Rc::new(Logs::default());
         drop(SimRt::spawn(logs::watch(cluster.clone(), logs.clone())));
-        let work = start_clients(&cluster, params, swarm.clocks_lie);
+        let work = start_clients(&cluster, &params, swarm.clocks_lie);
         storm(&cluster, &work.domains, &swarm).await;
-        let history = work.history.clone();
+        let (history, feeds) = (work.history.clone(), work.feeds.clone());
         history.fault(FaultKind::Healed, 0);
         heal(&cluster, work).await;
         logs.look(&cluster);
         cluster.coverage.add(Figure::CommittedEntries, logs.committed());
         judge::look(&cluster, &history);
-        let reports = judge::judge(&cluster, &history, swarm.clocks_lie);
+        let reports = judge::judge(&cluster, &history, &feeds, swarm.clocks_lie);
         (cluster, history, reports)
     });
     count(&cluster, &history);
     report(seed, &cluster, &history, &swarm, &reports)
 }
 
-fn start_clients(cluster: &Rc<Cluster>, params: Params, clocks_lie: bool) -> Work {
+fn start_clients(cluster: &Rc<Cluster>, params: &Params, clocks_lie: bool) -> Work {
     let (calm, stop) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
     let history = Rc::new(History::default());
     let (board, witness) = (Rc::new(Board::default()), Witness::new(cluster, clocks_lie));
-    let mut work = Work { domains: vec![], clients: vec![], calm, stop, history };
+    let mut work = Work { domains: vec![], clients: vec![], calm, stop, history, feeds: vec![] };
     let world = &cluster.world;
     for id in 1..=params.clients {
         let rate_ppm = draw_rate_ppm(world.rng());
         let domain = world.add_domain(Duration::from_secs(id), rate_ppm);
+        let watches = world.rng().below(WATCHES_MAX + 1);
+        let feed = |_| Feed::draw(world.rng(), params, &witness, id);
+        let feeds: Vec<_> = (0..watches).map(feed).collect();
+        work.feeds.extend(feeds.iter().cloned());
         let client = Client {
             id,
             host: cluster.net.host(domain),
@@ -76,11 +85,12 @@ fn start_clients(cluster: &Rc<Cluster>, params: Params, clocks_lie: bool) -> Wor
             rate_ppm,
             ttl_ms: params.draw_ttl_ms(world.rng()),
             rng: world.rng().fork(),
-            params,
+            params: *params,
             history: work.history.clone(),
             board: board.clone(),
             witness: witness.clone(),
             reads_ms: world.rng().chance(400).then(|| 20 + world.rng().below(300)),
+            feeds,
             calm: work.calm.clone(),
             stop: work.stop.clone(),
         };

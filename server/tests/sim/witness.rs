@@ -37,6 +37,16 @@ impl Witness {
         Rc::new(Self { cluster: cluster.clone(), clocks_lie })
     }
 
+    /// Something happened that a run is to have.
+    pub(crate) fn saw(&self, seen: Seen) {
+        self.cluster.coverage.count(seen);
+    }
+
+    /// A client saw what may not be.
+    pub(crate) fn broken(&self, guarantee: &str, what: &str) {
+        self.cluster.violations.add(guarantee, what);
+    }
+
     /// The newest revision that any node has applied.
     pub(crate) fn latest(&self, shard: ShardId) -> u64 {
         self.cluster.ledger.shard(shard).latest()

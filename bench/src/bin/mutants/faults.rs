@@ -25,6 +25,7 @@ const GROUP: &[Tier] =
 const LEASES: &[Tier] =
     &[Tier::Server, Tier::Shard, Tier::Simulator, Tier::Cluster, Tier::LongSimulator];
 const ANSWERS: &[Tier] = &[Tier::Shard, Tier::Simulator, Tier::Cluster, Tier::LongSimulator];
+const WATCHES: &[Tier] = &[Tier::Server, Tier::Simulator, Tier::LongSimulator];
 const LOG: &[Tier] =
     &[Tier::Wal, Tier::Server, Tier::Raft, Tier::Simulator, Tier::Processes, Tier::LongSimulator];
 const CLIENT: &[Tier] = &[Tier::Client, Tier::Cluster, Tier::Processes];
@@ -158,6 +159,14 @@ pub(crate) const FAULTS: &[Fault] = &[
         "shared waiters stay behind a hold that became shared", STATE),
     fault("vacancy-untold", "G6",
         "that a key became free is in no event", STATE),
+    fault("watch-goes-on-one-off", "G6",
+        "a watch that goes on from a position leaves out the revision after it", WATCHES),
+    fault("answer-ends-within-a-revision", "G6",
+        "what is left of a revision is lost where a watch is asked to ask again", WATCHES),
+    fault("position-ahead-of-what-was-told", "G6",
+        "a position covers past events that did not fit the answer", WATCHES),
+    fault("prefix-is-not-its-own", "G6",
+        "a watch of a prefix misses the key that is the prefix itself", WATCHES),
     fault("frame-checksum-unread", "frames",
         "bytes that were hurt on the way are believed", WIRE),
 ];

@@ -43,7 +43,7 @@ struct Rig {
 impl Rig {
     fn new(history: usize) -> Self {
         let state = State::new(ShardId(0));
-        let hub = Hub::new(&state, history);
+        let hub = Hub::new(&state, Sizes { history, ..Sizes::of(1) });
         let mut rig = Self { state, hub, client: Rc::default(), number: 1 };
         rig.apply(&[Command::Begin { token_base: Token(100) }]);
         let label = b"worker".to_vec();
@@ -269,6 +269,25 @@ fn pages_of_one_state_are_at_one_revision() {
     let told = rig.told();
     let expected = format!("4: state {} k/000,", head.0 + 2);
     assert!(told[0].starts_with(&expected), "nobody read it for a while: {told:?}");
+}
+
+#[test]
+fn a_state_that_another_node_began_is_not_followed_by_an_older_one() {
+    let mut rig = Rig::new(HISTORY);
+    for at in 0..300 {
+        let acquire = rig.acquire(&format!("k/{at:03}"));
+        rig.apply(&[acquire]);
+    }
+    // A view that newcomers are given for a second.
+    rig.open(1, &prefix("k/"), Start::State);
+    rig.told();
+    let at = Revision(rig.state.revision().0 + 2);
+    rig.open(2, &prefix("k/"), Start::Page(at, b"k/000".to_vec()));
+    assert_eq!(rig.told(), ["2: not_ready"], "this node is behind");
+    rig.churn("k/x");
+    rig.open(3, &prefix("k/"), Start::Page(at, b"k/000".to_vec()));
+    let told = rig.told();
+    assert!(told[0].starts_with(&format!("3: state {at} k/000,")), "{told:?}");
 }
 
 #[test]
