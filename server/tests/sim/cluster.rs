@@ -102,7 +102,7 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     /// All machines, started for the first time; node 1 forms the groups.
-    pub(crate) fn start(world: &SimWorld, params: Params) -> Rc<Self> {
+    pub(crate) fn start(world: &SimWorld, params: &Params) -> Rc<Self> {
         let rng = world.rng();
         let net = SimNet::new(world, params.net);
         let machine = |node| {
@@ -128,7 +128,7 @@ impl Cluster {
             violations: Rc::default(),
             coverage: Rc::default(),
             timeline: Rc::new(Timeline::new()),
-            params,
+            params: *params,
             cuts: RefCell::default(),
             led: RefCell::default(),
             bounds: Bounds::default(),

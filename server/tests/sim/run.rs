@@ -46,11 +46,11 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
     let mut rt = SimRt::with_config(seed, params.world);
     let world = rt.world().clone();
     let (cluster, history, reports) = rt.block_on(async {
-        let cluster = Cluster::start(&world, params);
+        let cluster = Cluster::start(&world, &params);
         cluster.form().await;
         let logs = Rc::new(Logs::default());
         drop(SimRt::spawn(logs::watch(cluster.clone(), logs.clone())));
-        let work = start_clients(&cluster, params, swarm.clocks_lie);
+        let work = start_clients(&cluster, &params, swarm.clocks_lie);
         storm(&cluster, &work.domains, &swarm).await;
         let (history, feeds) = (work.history.clone(), work.feeds.clone());
         history.fault(FaultKind::Healed, 0);
@@ -65,7 +65,7 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
     report(seed, &cluster, &history, &swarm, &reports)
 }
 
-fn start_clients(cluster: &Rc<Cluster>, params: Params, clocks_lie: bool) -> Work {
+fn start_clients(cluster: &Rc<Cluster>, params: &Params, clocks_lie: bool) -> Work {
     let (calm, stop) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
     let history = Rc::new(History::default());
     let (board, witness) = (Rc::new(Board::default()), Witness::new(cluster, clocks_lie));
@@ -75,7 +75,7 @@ fn start_clients(cluster: &Rc<Cluster>, params: Params, clocks_lie: bool) -> Wor
         let rate_ppm = draw_rate_ppm(world.rng());
         let domain = world.add_domain(Duration::from_secs(id), rate_ppm);
         let watches = world.rng().below(WATCHES_MAX + 1);
-        let feed = |_| Feed::draw(world.rng(), &params, &witness, id);
+        let feed = |_| Feed::draw(world.rng(), params, &witness, id);
         let feeds: Vec<_> = (0..watches).map(feed).collect();
         work.feeds.extend(feeds.iter().cloned());
         let client = Client {
@@ -85,7 +85,7 @@ fn start_clients(cluster: &Rc<Cluster>, params: Params, clocks_lie: bool) -> Wor
             rate_ppm,
             ttl_ms: params.draw_ttl_ms(world.rng()),
             rng: world.rng().fork(),
-            params,
+            params: *params,
             history: work.history.clone(),
             board: board.clone(),
             witness: witness.clone(),
