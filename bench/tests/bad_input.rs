@@ -1,6 +1,11 @@
 //! Bad input over the wire: each gets its documented code, from every node, and nothing is lost:
 //! the present holder keeps the lock.
 
+#[path = "bad_input/commands.rs"]
+mod commands;
+#[path = "support/pipe.rs"]
+mod pipes;
+
 use std::time::Duration;
 
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};

@@ -1,6 +1,9 @@
 //! Who a node is: a wiped voter does not vote, a foreign data directory is refused with both
 //! values, and a second server on the same ports or directory exits at once with the reason.
 
+#[path = "identity/backup.rs"]
+mod backup;
+
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;

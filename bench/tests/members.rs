@@ -8,6 +8,10 @@ mod bare;
 mod changes;
 #[path = "members/faults.rs"]
 mod faults;
+#[path = "members/pipe.rs"]
+mod pipe;
+#[path = "support/pipe.rs"]
+mod pipes;
 #[path = "members/refusals.rs"]
 mod refusals;
 #[path = "members/rig.rs"]

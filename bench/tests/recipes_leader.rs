@@ -113,6 +113,67 @@ fn a_leader_that_is_cut_off_says_nothing_old() {
     bare::assert_no_panic(&cluster);
 }
 
+/// A stale read tells how old it is at most, from a node that leads and from one that follows: all
+/// that was acknowledged before is in it. A node that is cut off tells an age that grows.
+#[test]
+fn a_stale_read_tells_its_age_also_where_the_node_is_cut_off() {
+    let _alone = process::alone();
+    let spec = Spec { proxied_peers: true, ..Spec::default() };
+    let cluster = Cluster::start(spec).expect("a cluster");
+    let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
+    let follower = cluster.ids().find(|id| *id != leader).expect("another node");
+    let mut actor = actor(&cluster, 1, &[leader], 60_000);
+    for node in [leader, follower] {
+        let mut wire = bare::connect(cluster.addresses(node).client);
+        for round in 0..6 {
+            let key = format!("aged-{node}-{round}");
+            actor.acquire(&key, 0, PATIENCE).expect("granted");
+            let acked_ns = now_ns();
+            until("an age that says that it is in it", || {
+                let asked_ms = to_ms(now_ns() - acked_ns);
+                let (age_ms, held) = stale_read(&mut wire, &key);
+                let in_it = age_ms.is_some_and(|age_ms| f64::from(age_ms) < asked_ms);
+                assert!(held || !in_it, "acknowledged {asked_ms} ms ago, age {age_ms:?}");
+                in_it
+            });
+        }
+    }
+
+    let mut wire = bare::connect(cluster.addresses(follower).client);
+    cluster.links().isolate(follower);
+    let cut_ns = now_ns();
+    let next = cluster.wait_leader(0, PATIENCE).expect("a leader");
+    assert_ne!(next, follower);
+    actor.acquire("unheard", 0, PATIENCE).expect("a majority serves");
+    let mut ages = Vec::new();
+    while ages.last().is_none_or(|age| *age < 2_500) {
+        let since_ms = to_ms(now_ns() - cut_ns);
+        let (age_ms, held) = stale_read(&mut wire, "unheard");
+        let age_ms = age_ms.expect("it was asked before");
+        assert!(!held, "it cannot have heard of it");
+        assert!(f64::from(age_ms) >= since_ms.floor(), "{age_ms} ms, cut off for {since_ms} ms");
+        ages.push(age_ms);
+        std::thread::sleep(process::POLL);
+    }
+    assert!(ages.is_sorted() && ages.len() > 10, "{ages:?}");
+    cluster.links().heal();
+    until("it has caught up", || {
+        let (age_ms, held) = stale_read(&mut wire, "unheard");
+        held && age_ms.is_some_and(|age_ms| age_ms < 1_000)
+    });
+}
+
+/// The age of a stale read, and whether the key is held in it.
+fn stale_read(wire: &mut Wire, key: &str) -> (Option<u32>, bool) {
+    match bare::call(wire, &bare::get(key, Freshness::Stale)) {
+        Reply::Keys(reply) => {
+            assert!(reply.stale, "it is marked");
+            (reply.age_ms, !reply.keys[0].holders.is_empty())
+        }
+        other => panic!("no stale read: {other:?}"),
+    }
+}
+
 /// Asks a node without a majority everything once, all at the same time.
 fn ask_cut_off(wire: &mut Wire, lease: &bare::Lease, token: u64, timeout: Duration) {
     let stale = wire.send(&bare::get("moved", Freshness::Stale)).expect("sent");

@@ -73,8 +73,21 @@ pub struct KeyRead {
     pub revision: leasehold_protocol::ids::Revision,
     /// True if it may lag behind acknowledged changes.
     pub stale: bool,
+    /// Of a stale read, how old it was at most when its node answered: it has every change that
+    /// was acknowledged longer before. `None` if the node did not know, as one that is cut off
+    /// since nobody asked it. What came on its way to here is not in it.
+    pub age: Option<Duration>,
     /// Its holders and waiters.
     pub info: KeyInfo,
+}
+
+/// Keys in byte order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listing {
+    /// The keys.
+    pub keys: Vec<KeyRead>,
+    /// There are more above the last one.
+    pub more: bool,
 }
 
 /// What a forced release did.
@@ -184,7 +197,8 @@ impl Client {
         let request = GetRequest { key, freshness, timeout_ms: 0 };
         let mut reply = self.keys(shard, Request::Get(request)).await?;
         let info = reply.keys.pop().ok_or_else(misfit)?;
-        Ok(KeyRead { shard: reply.shard, revision: reply.revision, stale: reply.stale, info })
+        let KeysReply { shard, revision, stale, age_ms, .. } = reply;
+        Ok(KeyRead { shard, revision, stale, age: age(age_ms), info })
     }
 
     /// One page of a shard's keys that are held or waited for, in byte order: those with `prefix`
@@ -198,6 +212,11 @@ impl Client {
         freshness: Freshness,
     ) -> Result<KeysReply, CallError> {
         check_key_bound(prefix).and(check_key_bound(after)).map_err(Failure::of)?;
+        if !after.is_empty() && !after.starts_with(prefix) {
+            let (after, prefix) = (String::from_utf8_lossy(after), String::from_utf8_lossy(prefix));
+            let text = format!("the page goes on after {after:?}, which is no key with {prefix:?}");
+            return Err(Failure::new(ErrorCode::PAGE_OF_OTHER_QUERY, text).into());
+        }
         let request = ListRequest {
             shard,
             prefix: prefix.to_vec(),
@@ -212,30 +231,45 @@ impl Client {
     /// Keys with `prefix` that are held or waited for, of all shards, in byte order, `limit` at
     /// most. Each page is consistent in itself.
     pub async fn list(&self, prefix: &str, limit: usize) -> Result<Vec<KeyRead>, CallError> {
-        let mut found = Vec::new();
+        let fresh = Freshness::Linearizable;
+        Ok(self.list_after(prefix.as_bytes(), &[], limit, fresh).await?.keys)
+    }
+
+    /// As `list`, of the keys above `after` (of all, if that is empty), at the freshness that is
+    /// asked for.
+    pub async fn list_after(
+        &self,
+        prefix: &[u8],
+        after: &[u8],
+        limit: usize,
+        freshness: Freshness,
+    ) -> Result<Listing, CallError> {
+        let (mut found, mut any_more) = (Vec::new(), false);
         for shard in (0..self.inner.shards).map(ShardId) {
-            let (mut after, mut of_shard) = (Vec::new(), 0);
+            let (mut after, mut of_shard) = (after.to_vec(), 0);
             while of_shard < limit {
                 let want = (limit - of_shard).min(PAGE_LEN_MAX as usize) as u32;
-                let fresh = Freshness::Linearizable;
-                let page = self.list_page(shard, prefix.as_bytes(), &after, want, fresh).await?;
-                let (revision, stale, more) = (page.revision, page.stale, page.more);
+                let page = self.list_page(shard, prefix, &after, want, freshness).await?;
+                let KeysReply { revision, stale, age_ms, more, .. } = page;
                 of_shard += page.keys.len();
                 found.extend(page.keys.into_iter().map(|info| KeyRead {
                     shard,
                     revision,
                     stale,
+                    age: age(age_ms),
                     info,
                 }));
                 match found.last() {
                     Some(last) if more => after = last.info.key.clone().into_bytes(),
                     _ => break,
                 }
+                any_more |= of_shard >= limit;
             }
         }
         found.sort_by(|a, b| a.info.key.cmp(&b.info.key));
+        let more = any_more || found.len() > limit;
         found.truncate(limit);
-        Ok(found)
+        Ok(Listing { keys: found, more })
     }
 
     /// One page of a shard's live leases above `after`, in the order of their ids, at most 256.
@@ -447,6 +481,10 @@ impl Drop for Interest<'_> {
     fn drop(&mut self) {
         self.shared.enter(|inner, _| inner.forget_call(self.call));
     }
+}
+
+fn age(age_ms: Option<u32>) -> Option<Duration> {
+    age_ms.map(|ms| Duration::from_millis(ms.into()))
 }
 
 /// The runtime that carried the client's tasks has ended.

@@ -72,6 +72,7 @@
 //! that waits keeps its place in the queue.
 #![forbid(unsafe_code)]
 
+mod backup;
 mod client;
 mod clock;
 mod config;
@@ -82,6 +83,7 @@ mod guard;
 mod io;
 mod members;
 mod observe;
+mod places;
 mod session;
 mod several;
 mod watch;
@@ -99,13 +101,13 @@ pub use leasehold_protocol::member::{
 pub use leasehold_protocol::outcome::{Grant, Outcome};
 pub use leasehold_protocol::peer::MemberEntry;
 pub use leasehold_protocol::reply::{
-    Delay, Holder, KeyInfo, KeysReply, LastEnd, NodeStatus, Role, SessionInfo, SessionsReply,
-    ShardStatus, StatusReply, Waiter,
+    BackupReply, BackupShard, Delay, Holder, KeyInfo, KeysReply, LastEnd, NodeStatus, Role,
+    SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter,
 };
 pub use leasehold_protocol::request::Freshness;
 pub use leasehold_protocol::watch::WatchEvent;
 
-pub use crate::client::{Client, Forced, KeyRead};
+pub use crate::client::{Client, Forced, KeyRead, Listing};
 pub use crate::config::{Config, parse_endpoints};
 pub use crate::core::{HoldState, LossCause, RiskCause};
 pub use crate::election::{Campaign, Election, Leader, Leadership};
@@ -115,6 +117,7 @@ pub use crate::error::{
 };
 pub use crate::guard::{Guard, HoldWatch, slots_of};
 pub use crate::observe::{Observation, Observed};
+pub use crate::places::Places;
 pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};
 pub use crate::several::{AcquiringAll, LockAllRequest, LockEachRequest, MultiGuard};
 pub use crate::watch::{Cursor, Watch, WatchFrom, WatchItem, WatchTarget};

@@ -13,6 +13,7 @@ use crate::core::{AcquireRequest, Further, OpId, Options, SessionId, Wait};
 use crate::error::{AcquireError, CallError, CloseError, Failure, SessionError};
 use crate::guard::Guard;
 use crate::io::shared::Reported;
+use crate::places::Places;
 
 /// What a client holds and waits under: one lease in each shard it uses, opened when first needed
 /// and renewed by the library.
@@ -247,7 +248,7 @@ pub struct Place {
 
 impl Place {
     /// Of several keys, the place that is furthest from its turn, and the holders of all.
-    fn furthest(all: Vec<Waiting>) -> Option<Self> {
+    pub(crate) fn furthest(all: Vec<Waiting>) -> Option<Self> {
         let worst = all.iter().map(|one| (one.position, one.waiters_total)).max();
         let holders = all.into_iter().flat_map(|one| one.holders).collect();
         worst.map(|(position, waiters_total)| Self { position, waiters_total, holders })
@@ -255,6 +256,20 @@ impl Place {
 }
 
 impl Ticket {
+    /// The place in the queue as it changes, looked at this often, 100 ms at least: each look is a
+    /// read.
+    pub fn places(&self, every: Duration) -> Places {
+        Places::new(self.clone(), every)
+    }
+
+    pub(crate) fn is_pending(&self) -> bool {
+        self.client.shared.enter(|inner, _| inner.core.is_pending(self.op))
+    }
+
+    pub(crate) async fn claim(&self) -> Result<Claimed, Failure> {
+        self.client.claim(self.op).await
+    }
+
     /// The place in the queue, linearizably; `None` if it does not wait (any more).
     pub async fn place(&self) -> Result<Option<Place>, CallError> {
         match self.client.claim(self.op).await {

@@ -502,12 +502,18 @@ async fn a_waiter_sees_its_place_and_whom_it_waits_for() {
     let place = ticket.place().await.expect("readable").expect("it waits");
     assert_eq!((place.position, place.waiters_total), (1, 2));
     assert_eq!(place.holders[0].token, guard.token());
+    let mut places = ticket.places(Duration::ZERO);
+    let first_told = places.next().await.expect("readable").expect("it waits");
+    assert_eq!((first_told.position, first_told.holders.len()), (1, 1));
     drop(ahead);
+    let told = places.next().await.expect("readable").expect("it waits");
+    assert_eq!((told.position, told.waiters_total), (0, 1), "told when it is another, not before");
     eventually("it left", async || server.waiters("k") == 1).await;
     assert_eq!(ticket.place().await.expect("readable").expect("it waits").position, 0);
     guard.release().await.expect("held");
     let granted = behind.granted().await.expect("free");
     assert_eq!(ticket.place().await.expect("readable"), None, "it holds");
+    assert_eq!(places.next().await.expect("readable"), None, "and waits no more");
     granted.release().await.expect("held");
     assert_eq!(ticket.place().await.expect("readable"), None, "it is over");
     let permits = second.lock("s").permits(2, 3).acquire().await.expect("free");

@@ -378,6 +378,19 @@ fn reads_have_the_promised_fields() {
     let moved = run(&server, &["transfer-leader", "--to", "1", "--json"]);
     assert_eq!(json(&moved)["ok"], true);
 
+    assert_eq!((&key["stale"], &key["age_ms"]), (&json!(false), &Value::Null));
+    for verb in [["get", "a/1"], ["ls", "a/1"]] {
+        let stale = run(&server, &[&verb[..], &["--stale"]].concat());
+        assert!(text(&stale.stdout).contains("stale by 40 ms at most"), "{stale:?}");
+        let stale = json(&run(&server, &[&verb[..], &["--stale", "--json"]].concat()));
+        let stale = stale.get(0).unwrap_or(&stale);
+        assert_eq!((&stale["stale"], &stale["age_ms"]), (&json!(true), &json!(40)));
+    }
+    pipe.send(&json!({"id": 2, "op": "get", "key": "a/1", "stale": true}));
+    pipe.send(&json!({"id": 3, "op": "ls", "stale": true}));
+    let (one, all) = (pipe.reply(2), pipe.reply(3));
+    assert_eq!((&one["age_ms"], &all["keys"][0]["age_ms"]), (&json!(40), &json!(40)));
+
     let shown = text(&run(&server, &["get", "a/1"]).stdout);
     assert!(shown.contains("held by") && shown.contains("waits"), "{shown}");
     pipe.end();
@@ -969,4 +982,46 @@ fn a_request_to_yield_reaches_pipe_and_the_command_under_a_lock() {
     let output = leads.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     assert!(text(&output.stdout).contains("a deploy"), "{output:?}");
+}
+
+#[test]
+fn a_waiter_is_told_its_place_if_it_asks() {
+    let server = TestServer::start();
+    let mut holder = Pipe::start(&server, &["--label", "holder"]);
+    holder.send(&json!({"id": 1, "op": "acquire", "key": "k"}));
+    let token = holder.reply(1)["token"].clone();
+    let mut pipe = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "k"}));
+    eventually("it waits", || server.waiters("k") == 1);
+    let mut second = Pipe::start(&server, &[]);
+    second.send(&json!({"id": 7, "op": "acquire", "key": "k", "places": true}));
+    let place = second.event("place");
+    assert_eq!((&place["acquire"], &place["position"]), (&json!(7), &json!(1)), "{place}");
+    assert_eq!(place["holders"][0]["token"], token);
+    let mut lock = program(&server)
+        .args(["lock", "k", "--show-place", "--json", "--", "true"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut told = BufReader::new(lock.stderr.take().expect("piped")).lines();
+    let mut next = || -> Value {
+        let line = told.next().expect("more").expect("readable");
+        serde_json::from_str(&line).expect("JSON")
+    };
+    let place = next();
+    assert_eq!((&place["event"], &place["position"]), (&json!("place"), &json!(2)), "{place}");
+    assert_eq!((&place["holder_label"], &place["holder_token"]), (&json!("holder"), &token));
+
+    pipe.send(&json!({"id": 2, "op": "cancel", "target": 1}));
+    assert_eq!(second.event("place")["position"], 0);
+    assert_eq!(next()["position"], 1);
+    assert_eq!(pipe.reply(1)["error"], "cancelled");
+    holder.end();
+    second.reply(7);
+    second.end();
+    assert_eq!(lock.wait().expect("it ends").code(), Some(0));
+    pipe.send(&json!({"id": 3, "op": "acquire", "key": "k", "places": true}));
+    assert_eq!(pipe.reply(3)["ok"], true);
+    assert!(pipe.kept.iter().all(|line| line["event"] != "place"), "{:?}", pipe.kept);
+    pipe.end();
 }

@@ -70,6 +70,22 @@ pub struct BirthRecord {
     pub key_hash: u8,
     /// Every shard's tokens start above this.
     pub token_base: u64,
+    /// What the cluster was restored from; `None` for a new one.
+    pub restored: Option<Restored>,
+}
+
+/// What a cluster takes over from the one that it replaces, beside `BirthRecord::token_base`.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restored {
+    /// The old cluster.
+    pub from: ClusterId,
+    /// Every shard's lease ids start above this.
+    pub lease_base: u64,
+    /// Every shard's revisions start above this.
+    pub revision_base: u64,
+    /// How long no key is granted, in milliseconds from the first leader's beginning, and from
+    /// each later leader's as long as it is not over.
+    pub quarantine_ms: u32,
 }
 
 impl BirthRecord {

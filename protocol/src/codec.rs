@@ -140,6 +140,7 @@ impl Request {
             Self::Members(_) => kind::MEMBERS,
             Self::MemberChange(_) => kind::MEMBER_CHANGE,
             Self::GroupStep(_) => kind::GROUP_STEP,
+            Self::Backup(_) => kind::BACKUP,
         }
     }
 
@@ -167,6 +168,7 @@ impl Request {
             Self::Members(body) => encode_into(body, out),
             Self::MemberChange(body) => encode_into(body, out),
             Self::GroupStep(body) => encode_into(body, out),
+            Self::Backup(body) => encode_into(body, out),
             Self::Ping => {}
         }
     }
@@ -189,6 +191,7 @@ impl Request {
             kind::MEMBERS => Self::Members(body_of(kind, body)?),
             kind::MEMBER_CHANGE => Self::MemberChange(body_of(kind, body)?),
             kind::GROUP_STEP => Self::GroupStep(body_of(kind, body)?),
+            kind::BACKUP => Self::Backup(body_of(kind, body)?),
             kind::PING => empty_of(kind, body, Self::Ping)?,
             _ => return Err(DecodeError::UnknownKind { kind }),
         };
@@ -219,6 +222,7 @@ impl Request {
             | Self::Claim(_)
             | Self::Watch(_)
             | Self::Unwatch(_)
+            | Self::Backup(_)
             | Self::Status(_)
             | Self::Transfer(_)
             | Self::Members(_)
@@ -259,6 +263,7 @@ impl Reply {
             Self::Members(_) => kind::MEMBERS_REPLY,
             Self::MemberChanged(_) => kind::MEMBER_CHANGED,
             Self::GroupStepped(_) => kind::GROUP_STEPPED,
+            Self::Backup(_) => kind::BACKUP_PART,
             Self::Error(_) => kind::ERROR,
         }
     }
@@ -283,6 +288,7 @@ impl Reply {
             Self::Members(body) => encode_into(body, out),
             Self::MemberChanged(body) => encode_into(body, out),
             Self::GroupStepped(body) => encode_into(body, out),
+            Self::Backup(body) => encode_into(body, out),
             Self::Error(body) => encode_into(body, out),
             Self::WatchEvents(body) => encode_into(body, out),
             Self::WatchState(body) => encode_into(body, out),
@@ -307,6 +313,7 @@ impl Reply {
             kind::MEMBERS_REPLY => Self::Members(body_of(kind, body)?),
             kind::MEMBER_CHANGED => Self::MemberChanged(body_of(kind, body)?),
             kind::GROUP_STEPPED => Self::GroupStepped(body_of(kind, body)?),
+            kind::BACKUP_PART => Self::Backup(body_of(kind, body)?),
             kind::PONG => empty_of(kind, body, Self::Pong)?,
             kind::WATCH_EVENTS => Self::WatchEvents(body_of(kind, body)?),
             kind::WATCH_STATE => Self::WatchState(body_of(kind, body)?),

@@ -56,8 +56,8 @@ pub struct Want {
     pub reentrant: bool,
 }
 
-/// One command. `Begin`, `Expire`, `EndForced`, `TimeOut` and `EndDelay` are proposed by the leader
-/// only and refused from clients.
+/// One command. `Begin`, `BeginRestored`, `Expire`, `EndForced`, `TimeOut`, `EndDelay` and
+/// `EndQuarantine` are proposed by the leader only and refused from clients.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Mints a lease. Not numbered: a duplicate makes a lease that expires unused.
@@ -247,4 +247,18 @@ pub enum Command {
     },
     /// Changes the member table, in shard 0, or fences a shard (`Fence`). From leaders only.
     Member(MemberCommand),
+    /// Instead of `Begin`, in a cluster that was restored from a backup or recovered by force: the
+    /// counters go on above those of the old cluster, and no key is granted until `EndQuarantine`.
+    BeginRestored {
+        /// The first token is above this.
+        token_base: Token,
+        /// The first lease's id is above this.
+        lease_base: u64,
+        /// The first revision is above this.
+        revision_base: u64,
+        /// How long no key is granted, in milliseconds; 0 is not at all.
+        quarantine_ms: u32,
+    },
+    /// The leader ends the waiting time of a restored cluster.
+    EndQuarantine,
 }

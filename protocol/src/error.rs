@@ -148,6 +148,8 @@ codes! {
     DEADLINE = 408, "deadline", Unknown, "The request's deadline passed before its outcome was known.";
     UNREACHABLE = 409, "unreachable", Retryable, "No node could be reached.";
     NODE_REMOVED = 420, "node_removed", Retryable, "The node is no longer a member of the cluster; another one answers.";
+    QUARANTINED = 430, "quarantined", Retryable, "The cluster was restored from a backup, and no key is granted until the old cluster's leases are over.";
+    BACKUP_GONE = 431, "backup_gone", NotApplied, "The node does not have this backup of the shard; begin it anew.";
 
     INTERNAL = 500, "internal", Unknown, "A fault of the server.";
     STORAGE_FAILED = 501, "storage_failed", Unknown, "The node's storage failed; the node is stopping.";

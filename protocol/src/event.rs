@@ -191,13 +191,23 @@ pub enum EventKind {
         /// How soon, in milliseconds.
         within_ms: u32,
     },
+    /// The shard of a restored cluster began: no key is granted until `QuarantineEnded`.
+    QuarantineBegan {
+        /// How long, in milliseconds.
+        for_ms: u32,
+    },
+    /// Keys are granted from now on.
+    QuarantineEnded,
 }
 
 impl EventKind {
     /// The key that it is about; `None` for what happens to a lease.
     pub fn key(&self) -> Option<&[u8]> {
         match self {
-            Self::LeaseOpened { .. } | Self::LeaseEnded { .. } => None,
+            Self::LeaseOpened { .. }
+            | Self::LeaseEnded { .. }
+            | Self::QuarantineBegan { .. }
+            | Self::QuarantineEnded => None,
             Self::Granted { key, .. }
             | Self::Queued { key, .. }
             | Self::WaitEnded { key, .. }

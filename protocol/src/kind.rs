@@ -33,6 +33,8 @@ pub const MEMBERS: u8 = 20;
 pub const MEMBER_CHANGE: u8 = 21;
 /// A `GroupStepRequest`; from a node to another only.
 pub const GROUP_STEP: u8 = 22;
+/// A `BackupRequest`.
+pub const BACKUP: u8 = 25;
 
 /// A `ServerHello`.
 pub const SERVER_HELLO: u8 = 129;
@@ -71,6 +73,8 @@ pub const MEMBERS_REPLY: u8 = 150;
 pub const MEMBER_CHANGED: u8 = 151;
 /// A `ShardProgress`.
 pub const GROUP_STEPPED: u8 = 152;
+/// A `BackupReply`.
+pub const BACKUP_PART: u8 = 155;
 
 /// Lowest kind that peers use between each other.
 pub const PEER_MIN: u8 = 192;
@@ -104,6 +108,7 @@ pub const fn name(kind: u8) -> &'static str {
         MEMBERS => "members",
         MEMBER_CHANGE => "member_change",
         GROUP_STEP => "group_step",
+        BACKUP => "backup",
         SERVER_HELLO => "server_hello",
         OUTCOME => "outcome",
         RENEWED => "renewed",
@@ -122,6 +127,7 @@ pub const fn name(kind: u8) -> &'static str {
         MEMBERS_REPLY => "members_reply",
         MEMBER_CHANGED => "member_changed",
         GROUP_STEPPED => "group_stepped",
+        BACKUP_PART => "backup_part",
         ERROR => "error",
         PEER_MIN..=PEER_MAX => "peer",
         _ => "unknown",

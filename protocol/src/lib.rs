@@ -14,6 +14,7 @@ extern crate alloc;
 #[cfg(test)]
 extern crate std;
 
+pub mod backup;
 pub mod birth;
 pub mod codec;
 pub mod command;

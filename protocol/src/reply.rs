@@ -210,6 +210,9 @@ pub struct KeysReply {
     pub revision: Revision,
     /// True if the answer may lag behind acknowledged changes.
     pub stale: bool,
+    /// Of a stale answer, its age at most, in milliseconds: it has every change that was
+    /// acknowledged longer ago than that before it was given. `None` if the node does not know.
+    pub age_ms: Option<u32>,
     /// The keys.
     pub keys: Vec<KeyInfo>,
     /// More keys follow; ask again with `after` = the last key.
@@ -384,6 +387,38 @@ pub struct StatusReply {
     pub nodes: Vec<NodeStatus>,
 }
 
+/// What a backup says of a shard beside its state.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackupShard {
+    /// The shard.
+    pub shard: ShardId,
+    /// The revision at which its state was frozen.
+    pub revision: Revision,
+    /// The token of its last grant.
+    pub last_token: Token,
+    /// The last lease that it minted.
+    pub last_lease: LeaseId,
+    /// Live leases.
+    pub leases: u64,
+    /// Keys that are held or waited for.
+    pub keys: u64,
+}
+
+/// A part of a shard's state for a backup.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct BackupReply {
+    /// What all parts are of.
+    pub about: BackupShard,
+    /// To be named when the next part is asked for.
+    pub ticket: u64,
+    /// Which part this is.
+    pub part: u32,
+    /// No part follows.
+    pub last: bool,
+    /// Its bytes: a piece of a snapshot without secrets.
+    pub bytes: Vec<u8>,
+}
+
 /// An error instead of an answer.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct ErrorReply {
@@ -437,6 +472,8 @@ pub enum Reply {
     MemberChanged(MemberChangeReply),
     /// Kind 152: to `GroupStep`.
     GroupStepped(ShardProgress),
+    /// Kind 155.
+    Backup(BackupReply),
     /// Kind 137: an empty body, leadership moved.
     Transferred,
     /// Kind 138: an empty body.

@@ -158,6 +158,20 @@ pub struct TransferRequest {
     pub timeout_ms: u32,
 }
 
+/// Reads the next part of a shard's state for a backup. The leader freezes the state at the first
+/// request, linearizably, and gives it out part by part.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackupRequest {
+    /// The shard.
+    pub shard: ShardId,
+    /// 0 begins; afterwards what the first reply said.
+    pub ticket: u64,
+    /// Which part: 0 to begin, then one more than the last. The last one may be asked for again.
+    pub part: u32,
+    /// See `CommandRequest::timeout_ms`.
+    pub timeout_ms: u32,
+}
+
 /// Any request of a client, named by its frame's kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -193,4 +207,6 @@ pub enum Request {
     MemberChange(MemberChangeRequest),
     /// Kind 22.
     GroupStep(GroupStepRequest),
+    /// Kind 25.
+    Backup(BackupRequest),
 }

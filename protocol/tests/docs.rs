@@ -78,10 +78,10 @@ fn the_sizes_of_types_are_those_of_the_code() {
         command::{Caller, Command, OwnLease, Want};
         outcome::{Outcome};
         request::{ClientHello, CommandRequest, RenewRequest, RenewItem, GetRequest, ListRequest,
-            SessionsRequest, HoldsRequest, ClaimRequest, StatusRequest, TransferRequest};
+            SessionsRequest, HoldsRequest, ClaimRequest, BackupRequest, StatusRequest, TransferRequest};
         reply::{ServerHello, NodeAddress, LeaderHint, OutcomeReply, RenewReply, RenewResult,
             KeysReply, KeyInfo, LastEnd, Holder, Waiter, Delay, YieldRequest, ClaimReply, Claimed, Waiting, SessionsReply, SessionInfo, HoldsReply, HeldKey,
-            StatusReply, NodeStatus, ShardStatus, ErrorReply};
+            StatusReply, NodeStatus, ShardStatus, BackupReply, BackupShard, ErrorReply};
         watch::{WatchRequest, WatchFrom, UnwatchRequest, WatchEvents, WatchEvent, WatchState,
             WatchNotice, WatchEnd};
         member::{MemberCommand, MembersRequest, MembersReply, MemberInfo, MemberOperation,

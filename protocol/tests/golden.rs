@@ -153,6 +153,8 @@ fn command_index(command: &Command) -> usize {
         Command::AskYield { .. } => 16,
         Command::ReleaseAll { .. } => 17,
         Command::Member(_) => 18,
+        Command::BeginRestored { .. } => 19,
+        Command::EndQuarantine => 20,
     }
 }
 
@@ -193,7 +195,7 @@ fn every_kind_command_and_outcome_has_an_example() {
             _ => None,
         })
         .collect();
-    assert_eq!(commands, (0..=18).collect());
+    assert_eq!(commands, (0..=20).collect());
     let outcomes: BTreeSet<usize> = replies()
         .iter()
         .filter_map(|(_, reply)| match reply {

@@ -74,6 +74,7 @@ fn record() -> BirthRecord {
         shards: 4,
         key_hash: 1,
         token_base: 1 << 40,
+        restored: None,
     }
 }
 

@@ -2,6 +2,7 @@
 //! keys, so that file and flags cannot differ.
 
 pub mod dev;
+mod restoring;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use clap::{Arg, ArgAction, ArgMatches, value_parser};
 
 use crate::config::{Config, ConfigError, Fallback, KEYS, Key, Kind, Settings};
 use crate::error::Exit;
+use crate::restore;
 
 const AFTER_HELP: &str = "Keys, ranges and exit codes: docs/CONFIG.md.";
 
@@ -21,6 +23,8 @@ pub enum Action {
     Start(Box<Config>),
     /// Report whether `Start` would find its configuration right; it is.
     CheckConfig(Box<Config>),
+    /// Make a data directory for a cluster that takes over from an older one.
+    Restore(restore::Request, Box<Config>),
     /// Run a cluster on this machine.
     Dev(dev::Options),
 }
@@ -36,6 +40,10 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Action, Exit> {
     let (verb, matches) = matches.subcommand().expect("a subcommand is required");
     let action = match verb {
         "dev" => return Ok(Action::Dev(dev_options(matches))),
+        "restore" | "recover" => {
+            let request = restoring::request(verb, matches);
+            return checked(matches).map(|config| Action::Restore(request, config));
+        }
         "check-config" => Action::CheckConfig,
         _ => {
             if let Some(parent) = matches.get_one::<u32>("parent-pid") {
@@ -44,7 +52,11 @@ pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Action, Exit> {
             Action::Start
         }
     };
-    config(matches).map(Box::new).map(action).map_err(|error| {
+    checked(matches).map(action)
+}
+
+fn checked(matches: &ArgMatches) -> Result<Box<Config>, Exit> {
+    config(matches).map(Box::new).map_err(|error| {
         eprintln!("leaseholdd: {error}");
         Exit::Usage
     })
@@ -80,7 +92,10 @@ fn command() -> clap::Command {
         .after_help(AFTER_HELP)
         .subcommand_required(true)
         .arg_required_else_help(true)
-        .subcommands([start, check, dev_command()].map(|command| command.after_help(AFTER_HELP)))
+        .subcommands(
+            [start, check, dev_command(), restoring::restore(), restoring::recover()]
+                .map(|command| command.after_help(AFTER_HELP)),
+        )
 }
 
 fn config_args() -> Vec<Arg> {
@@ -205,6 +220,21 @@ mod tests {
         }
         assert_eq!(parse_line("leaseholdd --version").unwrap_err(), Exit::Ok);
         assert_eq!(parse_line("leaseholdd start --help").unwrap_err(), Exit::Ok);
+    }
+
+    #[test]
+    fn a_recovery_is_never_forced_by_accident() {
+        let line = "leaseholdd recover --from-data old --node-id 1 --data-dir new";
+        assert_eq!(parse_line(line).unwrap_err(), Exit::Usage);
+        let line = format!("{line} --force-from-one-node --old-cluster-silent-for 2m");
+        let Ok(Action::Restore(request, config)) = parse_line(&line) else { panic!("{line}") };
+        assert_eq!(request.source, restore::Source::Survivor("old".into()));
+        assert_eq!(request.silent_for.as_secs(), 120);
+        assert_eq!(config.process.data_dir, PathBuf::from("new"));
+        let line = "leaseholdd restore --from b --node-id 1 --data-dir new";
+        let Ok(Action::Restore(request, _)) = parse_line(line) else { panic!("{line}") };
+        assert_eq!(request.source, restore::Source::Backup("b".into()));
+        assert!(request.silent_for.is_zero());
     }
 
     #[test]

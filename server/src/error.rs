@@ -8,6 +8,7 @@ use std::process::ExitCode;
 
 use crate::config::ConfigError;
 use crate::identity::{BirthError, DataDirError};
+use crate::restore::RestoreError;
 
 macro_rules! exits {
     ($($(#[$doc:meta])* $variant:ident = $code:literal, $name:literal, $meaning:literal;)*) => {
@@ -43,11 +44,12 @@ exits! {
     IoUring = 7, "io_uring_unavailable", "The kernel refuses `io_uring`; the remedy is named.";
     StorageFailed = 8, "storage_failed", "A write or sync failed; the node stopped at once and never retries one.";
     Watchdog = 9, "watchdog", "An executor made no progress for `watchdog-ms`.";
-    Clock = 10, "clock", "The wall clock is behind this build's date and no `token-floor` was given.";
+    Clock = 10, "clock", "The wall clock is behind this build's date and no `token-floor` was given, or behind the cluster that is restored.";
     Internal = 11, "internal", "A fault of the server.";
     ForcedStop = 12, "forced_stop", "A second signal came before the orderly stop was finished.";
     ChildFailed = 13, "child_failed", "`leaseholdd dev`: a node of the local cluster could not start.";
     NodeRemoved = 14, "node_removed", "The node was removed from its cluster; its data directory is of no use any more.";
+    BackupUnusable = 15, "backup_unusable", "The backup cannot be read or is damaged; what is wrong with it is named.";
 }
 
 impl Exit {
@@ -76,6 +78,9 @@ pub enum NodeError {
     /// The cluster could not be born, or is not the one that is configured.
     #[error(transparent)]
     Birth(#[from] BirthError),
+    /// Nothing was restored.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
     /// An address cannot be bound.
     #[error("{key} {address}: {source}{}", hint(source))]
     Listen {
@@ -116,6 +121,7 @@ impl NodeError {
             Self::Config(_) => Exit::Usage,
             Self::DataDir(error) => error.exit(),
             Self::Birth(error) => error.exit(),
+            Self::Restore(error) => error.exit(),
             Self::Listen { .. } => Exit::PortInUse,
             Self::IoUring(_) => Exit::IoUring,
             Self::Damaged(_) => Exit::DataDirUnusable,

@@ -10,12 +10,15 @@ mod birth;
 mod data_dir;
 mod driver;
 mod file;
+mod former;
+mod restore;
 mod told;
 
 pub use self::birth::{Birth, BirthError, BirthStore, Mint, Promise, Step};
-pub use self::data_dir::{DataDir, DataDirError, Owner};
+pub use self::data_dir::{DataDir, DataDirError, Owner, Remains};
 pub use self::driver::{BirthTransport, found, join};
 pub use self::file::FileError;
+pub use self::restore::{PlanError, RestorePlan};
 pub use self::told::Told;
 
 /// The date of this build, in Unix milliseconds: no cluster is born under an earlier clock.

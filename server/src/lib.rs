@@ -15,6 +15,7 @@ pub mod member;
 pub mod net;
 pub mod node;
 pub mod raft;
+pub mod restore;
 pub mod rt;
 pub mod shard;
 pub mod shutdown;

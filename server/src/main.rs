@@ -7,7 +7,7 @@ use leasehold_server::cli::{self, Action};
 use leasehold_server::config::Config;
 use leasehold_server::error::{Exit, NodeError};
 use leasehold_server::shutdown::Shutdown;
-use leasehold_server::{node, trace};
+use leasehold_server::{node, restore, trace};
 
 /// Most of what a request allocates is small and freed on the same core within a millisecond.
 #[global_allocator]
@@ -18,6 +18,7 @@ fn main() -> ExitCode {
     let result = match cli::parse(std::env::args_os()) {
         Err(exit) => return exit.into(),
         Ok(Action::CheckConfig(config)) => return check(&config).into(),
+        Ok(Action::Restore(request, config)) => restore::run(&request, &config).map(|()| Exit::Ok),
         Ok(Action::Dev(options)) => signals().map(|shutdown| cli::dev::run(&options, &shutdown)),
         Ok(Action::Start(config)) => signals().and_then(|shutdown| start(*config, shutdown)),
     };

@@ -2,6 +2,8 @@
 //! still or is about to end a lease (G1, G3, G4, G7). Each schedule is made by hand.
 
 mod raft_support;
+#[path = "shard/restored.rs"]
+mod restored;
 
 #[path = "shard/members.rs"]
 mod members;
@@ -30,7 +32,7 @@ use leasehold_server::lease::CoreWheel;
 use leasehold_server::net::{ForwardService, Hop, Hops, ReplySink, ReplyTo, Router};
 use leasehold_server::raft::{ApplySink, GroupSpec, PeerInfo, PeerService};
 use leasehold_server::rt::sim::{SimClock, SimRt};
-use leasehold_server::shard::{FORWARD_KIND, Origin, Shard, ShardCore, run_wheel};
+use leasehold_server::shard::{Beginning, FORWARD_KIND, Origin, Shard, ShardCore, run_wheel};
 use leasehold_server::watch::Sizes;
 use openraft::AsyncRuntime;
 use raft_support::{CLUSTER, Cluster, Running, SHARD, SimEnv, run, sleep_ms, until};
@@ -79,14 +81,17 @@ impl PeerService for Forwarded {
     }
 }
 
-fn start_shard(running: &Running) -> Rc<Shard<SimEnv>> {
-    let (shard, router) = start_routed(running);
+fn start_shard(running: &Running, beginning: Beginning) -> Rc<Shard<SimEnv>> {
+    let (shard, router) = start_routed(running, beginning);
     running.peers.set_service(Rc::new(Forwarded(Rc::new(ForwardService::new(router)))));
     shard
 }
 
 /// A running shard and the router over it.
-fn start_routed(running: &Running) -> (Rc<Shard<SimEnv>>, Rc<Router<SimEnv>>) {
+fn start_routed(
+    running: &Running,
+    beginning: Beginning,
+) -> (Rc<Shard<SimEnv>>, Rc<Router<SimEnv>>) {
     let wheel = CoreWheel::new(SimClock.now());
     let metrics = Metrics::new(1, 1).handle(0);
     let core = ShardCore {
@@ -110,7 +115,7 @@ fn start_routed(running: &Running) -> (Rc<Shard<SimEnv>>, Rc<Router<SimEnv>>) {
     );
     drop(SimRt::spawn(shard.clone().run_proposals()));
     drop(SimRt::spawn(shard.clone().run_deadlines()));
-    drop(SimRt::spawn(shard.clone().run_leadership(Token(100))));
+    drop(SimRt::spawn(shard.clone().run_leadership(beginning)));
     drop(SimRt::spawn(run_wheel(wheel, vec![shard.clone()], SimClock)));
     (shard, router)
 }
@@ -163,11 +168,19 @@ struct Service {
 
 impl Service {
     async fn start(nodes: u64, spec: impl Fn(&mut GroupSpec) + 'static) -> Self {
+        Self::start_with(nodes, spec, Token(100).into()).await
+    }
+
+    async fn start_with(
+        nodes: u64,
+        spec: impl Fn(&mut GroupSpec) + 'static,
+        beginning: Beginning,
+    ) -> Self {
         let cluster = Cluster::formed_with(nodes, spec).await;
         let mut shards = BTreeMap::new();
         for (node, machine) in &cluster.machines {
             let running = cluster.running(*node);
-            let start = async move { start_shard(&running) };
+            let start = async move { start_shard(&running, beginning) };
             let shard = cluster.world.spawn_in(machine.domain, start).await;
             shards.insert(*node, shard.expect("nobody kills it"));
         }

@@ -502,11 +502,13 @@ mod tests {
     }
 
     fn fine(log: Vec<Vec<EventKind>>) {
-        assert_eq!(verdict(log.clone()), Verdict::Ok, "{log:?}");
+        let shown = format!("{log:?}");
+        assert_eq!(verdict(log), Verdict::Ok, "{shown}");
     }
 
     fn wrong(log: Vec<Vec<EventKind>>) {
-        assert_eq!(verdict(log.clone()), Verdict::Violation, "{log:?}");
+        let shown = format!("{log:?}");
+        assert_eq!(verdict(log), Verdict::Violation, "{shown}");
     }
 
     #[test]

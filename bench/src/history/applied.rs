@@ -149,7 +149,9 @@ impl Change {
             | EventKind::DelayBegan { .. }
             | EventKind::DelayEnded { .. }
             | EventKind::ValueChanged { .. }
-            | EventKind::YieldAsked { .. } => return None,
+            | EventKind::YieldAsked { .. }
+            | EventKind::QuarantineBegan { .. }
+            | EventKind::QuarantineEnded => return None,
         })
     }
 }

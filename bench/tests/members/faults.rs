@@ -96,5 +96,5 @@ fn faults_around_a_removal_lose_nothing_acknowledged() {
     });
     rig::bury(&mut cluster, removed);
     load.goes_on();
-    load.end(&cluster);
+    load.end_after_an_outage(&cluster);
 }

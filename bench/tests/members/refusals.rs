@@ -9,6 +9,8 @@ use leasehold_protocol::ids::ShardId;
 use leasehold_protocol::member::{GroupGoal, GroupStepRequest, MemberCommand};
 use leasehold_protocol::request::Request;
 
+use serde_json::Value;
+
 use super::bare;
 use super::rig;
 
@@ -61,7 +63,12 @@ fn a_node_that_cannot_be_reached_costs_no_majority() {
 fn what_must_not_be_is_refused_and_changes_nothing() {
     let _alone = process::alone();
     let mut cluster = Cluster::start(Spec::default()).expect("a cluster");
-    let before = rig::done(&cluster, &[1, 2, 3], &["member", "list"]);
+    // The first leader writes the table down a moment after the nodes are ready.
+    let mut before = Value::Null;
+    bare::until("the member table is there", || {
+        before = rig::done(&cluster, &[1, 2, 3], &["member", "list"]);
+        rig::standing(&before, "voter") == [1, 2, 3]
+    });
     let peer = |cluster: &Cluster, node: u64| cluster.addresses(node).peer.to_string();
     let all = [1, 2, 3];
     let (one, three) = (peer(&cluster, 1), peer(&cluster, 3));

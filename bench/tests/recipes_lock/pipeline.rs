@@ -11,7 +11,9 @@ use leasehold_core::State;
 use leasehold_protocol::command::Command;
 use leasehold_protocol::event::EventKind;
 use leasehold_protocol::ids::{LeaseId, Number, RequestId, ShardId, Token};
+use leasehold_protocol::member::{MemberCommand, MembersRequest};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::peer::MemberEntry;
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::Request;
 use rand::rngs::SmallRng;
@@ -67,6 +69,18 @@ impl Oracle {
     }
 }
 
+/// The nodes in the member table, which the first leader writes down as a command of this shard.
+fn founders(wire: &mut Wire) -> Vec<MemberEntry> {
+    let mut founders = Vec::new();
+    bare::until("the member table is there", || {
+        let reply = bare::call(wire, &Request::Members(MembersRequest { timeout_ms: 1_000 }));
+        let Reply::Members(reply) = reply else { panic!("no member table: {reply:?}") };
+        founders = reply.members.into_iter().map(|member| member.entry).collect();
+        !founders.is_empty()
+    });
+    founders
+}
+
 fn command_of(request: &Request) -> &Command {
     match request {
         Request::Command(request) => &request.command,
@@ -111,6 +125,7 @@ fn every_answer_on_a_crowded_connection_is_its_own_requests() {
     let mut wire = bare::connect(cluster.addresses(leader).client);
     let mut rng = SmallRng::seed_from_u64(42);
 
+    let founded = Command::Member(MemberCommand::Found(founders(&mut wire)));
     // The first commands of this shard tell where its tokens start.
     let (secret, open) = bare::open(TTL_MS);
     let opened = bare::call(&mut wire, &open);
@@ -119,6 +134,7 @@ fn every_answer_on_a_crowded_connection_is_its_own_requests() {
     let first = bare::outcome(&mut wire, &acquire);
     let Outcome::Granted(grant) = first else { panic!("no grant: {first:?}") };
     let mut oracle = Oracle::new(Token(grant.token.0 - 1));
+    oracle.apply(RequestId(0), &founded);
     let mut told = Vec::new();
     for request in [&open, &acquire] {
         told.push(oracle.apply(RequestId(0), command_of(request)));

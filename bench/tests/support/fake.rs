@@ -200,7 +200,7 @@ impl World {
             Request::List(list) => {
                 let (keys, more) = self.state.list(&list.prefix, &list.after, list.limit as usize);
                 let (shard, revision) = (ShardId(0), self.state.revision());
-                Reply::Keys(KeysReply { shard, revision, stale: false, keys, more })
+                Reply::Keys(KeysReply { shard, revision, stale: false, age_ms: None, keys, more })
             }
             Request::Status(_) => self.status(),
             Request::Holds(holds) => match self.state.holds(holds.lease) {
@@ -301,6 +301,7 @@ impl World {
             shard: ShardId(0),
             revision: self.state.revision(),
             stale: get.freshness == Freshness::Stale,
+            age_ms: None,
             keys: vec![info],
             more: false,
         })

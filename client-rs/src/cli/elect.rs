@@ -39,6 +39,7 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
         value: Some(args.value),
         shared: false,
         permits: None,
+        show_place: false,
         term: args.term,
         command: args.command,
     };

@@ -12,7 +12,7 @@ use super::{json, say};
 pub(super) struct Args {
     /// The key
     key: String,
-    /// Takes what the asked node knows, even if it lags
+    /// Takes what the asked node knows, even if it lags, and says how old that is at most
     #[arg(long)]
     stale: bool,
 }
@@ -31,7 +31,11 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
 
 /// One key, for a person.
 pub(super) fn show(read: &KeyRead) -> Result<(), CliError> {
-    let stale = if read.stale { ", may be stale" } else { "" };
+    let stale = match (read.stale, read.age) {
+        (false, _) => String::new(),
+        (true, Some(age)) => format!(", stale by {} ms at most", age.as_millis()),
+        (true, None) => ", stale, its age is not known".to_owned(),
+    };
     say(&format!("{}  (shard {}, revision {}{stale})", read.info.key, read.shard, read.revision))?;
     if read.info.limit > 0 {
         say(&format!("  a semaphore of {} permits", read.info.limit))?;

@@ -133,6 +133,9 @@ pub(super) fn key(read: &KeyRead) -> Value {
     if read.info.limit > 0 {
         object["limit"] = read.info.limit.into();
     }
+    if read.stale {
+        object["age_ms"] = read.age.map(|age| age.as_millis() as u64).into();
+    }
     object
 }
 
@@ -217,6 +220,7 @@ pub(super) fn watch_item(item: &WatchItem, cursor: Option<&Cursor>) -> Value {
                 shard: *shard,
                 revision: *revision,
                 stale: false,
+                age: None,
                 info: info.clone(),
             };
             json!({
@@ -303,8 +307,11 @@ fn watch_event(event: &WatchEvent) -> Value {
             put_bytes(&mut object, "who", who);
             put_bytes(&mut object, "why", why);
         }
-        EventKind::Vacant { .. } | EventKind::LeaseOpened { .. } | EventKind::LeaseEnded { .. } => {
-        }
+        EventKind::QuarantineBegan { for_ms } => object["for_ms"] = (*for_ms).into(),
+        EventKind::Vacant { .. }
+        | EventKind::LeaseOpened { .. }
+        | EventKind::LeaseEnded { .. }
+        | EventKind::QuarantineEnded => {}
     }
     object
 }
@@ -347,6 +354,8 @@ pub(super) const fn event_name(kind: &EventKind) -> &'static str {
         EventKind::DelayEnded { .. } => "delay_ended",
         EventKind::ValueChanged { .. } => "value_changed",
         EventKind::YieldAsked { .. } => "yield_asked",
+        EventKind::QuarantineBegan { .. } => "quarantine_began",
+        EventKind::QuarantineEnded => "quarantine_ended",
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::process::ExitCode;
 
+use leasehold::Freshness;
+
 use super::exit::CliError;
 use super::get::show;
 use super::options::Options;
@@ -12,14 +14,23 @@ pub(super) struct Args {
     /// Only keys that start with this
     #[arg(default_value = "")]
     prefix: String,
+    /// Only keys above this one: where a former listing ended
+    #[arg(long, value_name = "KEY", default_value = "")]
+    after: String,
     /// At most this many keys
     #[arg(long, default_value_t = 1000)]
     limit: usize,
+    /// Takes what the asked node knows, even if it lags, and says how old that is at most
+    #[arg(long)]
+    stale: bool,
 }
 
 pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliError> {
     let client = options.connect().await?;
-    let keys = client.list(&args.prefix, args.limit).await?;
+    let freshness = if args.stale { Freshness::Stale } else { Freshness::Linearizable };
+    let (prefix, after) = (args.prefix.as_bytes(), args.after.as_bytes());
+    let listing = client.list_after(prefix, after, args.limit, freshness).await?;
+    let keys = listing.keys;
     if options.json {
         say(&keys.iter().map(json::key).collect::<serde_json::Value>().to_string())?;
     } else {

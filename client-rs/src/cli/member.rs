@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use leasehold::{
     CallError, Client, MemberChange, MemberOperation, MemberPhase, MembersReply, NewMember, NodeId,
-    Standing,
+    ShardId, Standing,
 };
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ use super::options::Options;
 use super::say;
 
 /// How often the operation is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Args {
@@ -195,7 +195,7 @@ const fn phase(phase: MemberPhase) -> &'static str {
     }
 }
 
-fn members_json(members: &MembersReply) -> Value {
+pub(super) fn members_json(members: &MembersReply) -> Value {
     let node = |info: &leasehold::MemberInfo| {
         json!({
             "node": info.entry.node.0,
@@ -211,7 +211,7 @@ fn members_json(members: &MembersReply) -> Value {
     })
 }
 
-fn operation_json(operation: &MemberOperation, members: &MembersReply) -> Value {
+pub(super) fn operation_json(operation: &MemberOperation, members: &MembersReply) -> Value {
     let shard = |shard: &leasehold::ShardProgress| {
         json!({
             "shard": shard.shard.0,
@@ -230,13 +230,23 @@ fn operation_json(operation: &MemberOperation, members: &MembersReply) -> Value 
     })
 }
 
+/// The member table and the operation under way.
+pub(super) fn object(members: &MembersReply) -> Value {
+    let mut object = members_json(members);
+    object["operation"] = members.operation.map_or(Value::Null, |it| operation_json(&it, members));
+    object
+}
+
+/// Leaders that were moved.
+pub(super) fn moves_json(moves: &[(ShardId, NodeId)]) -> Value {
+    let moved = |(shard, node): &(ShardId, NodeId)| json!({ "shard": shard.0, "to": node.0 });
+    json!({ "ok": true, "moved": moves.iter().map(moved).collect::<Vec<_>>() })
+}
+
 async fn list(options: &Options, client: &Client) -> Result<ExitCode, CliError> {
     let members = client.members().await?;
     if options.json {
-        let mut object = members_json(&members);
-        object["operation"] =
-            members.operation.map_or(Value::Null, |it| operation_json(&it, &members));
-        say(&object.to_string())?;
+        say(&object(&members).to_string())?;
         return Ok(ExitCode::SUCCESS);
     }
     for info in &members.members {
@@ -262,9 +272,7 @@ pub(super) async fn spread_leaders(options: &Options) -> Result<ExitCode, CliErr
     let client = options.connect().await?;
     let moves = client.spread_leaders().await?;
     if options.json {
-        let moved = |(shard, node): &(leasehold::ShardId, NodeId)| json!({ "shard": shard.0, "to": node.0 });
-        let moves: Vec<_> = moves.iter().map(moved).collect();
-        say(&json!({ "ok": true, "moved": moves }).to_string())?;
+        say(&moves_json(&moves).to_string())?;
         return Ok(ExitCode::SUCCESS);
     }
     for (shard, node) in &moves {

@@ -1,6 +1,7 @@
 //! The command line of Leasehold: one verb a file, all of them over the library's public API.
 
 mod ask_yield;
+mod backup;
 mod elect;
 mod exit;
 mod force_release;
@@ -72,6 +73,8 @@ enum Verb {
     Member(member::Args),
     /// Spreads the leaders of the shards evenly over the nodes
     SpreadLeaders,
+    /// Makes and checks backups
+    Backup(backup::Args),
     /// Asks for a sign of life
     Ping(ping::Args),
     /// Serves one session over standard input and output, a JSON object a line
@@ -116,6 +119,7 @@ fn run(args: Args) -> Result<ExitCode, CliError> {
         Verb::TransferLeader(args) => shared(transfer_leader::run(&options, args)),
         Verb::Member(args) => shared(member::run(&options, args)),
         Verb::SpreadLeaders => shared(member::spread_leaders(&options)),
+        Verb::Backup(args) => shared(backup::run(&options, args)),
         Verb::Ping(args) => shared(ping::run(&options, args)),
         Verb::Pipe(args) => shared(pipe::run(&options, args)),
     }
@@ -149,5 +153,15 @@ fn say(line: &str) -> Result<(), CliError> {
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CliError::Io(error)),
         _ => Ok(()),
+    }
+}
+
+/// Does some work, and other work beside it as long as that takes.
+async fn beside<T>(work: impl Future<Output = T>, other: impl Future<Output = ()>) -> T {
+    let (mut work, mut other) = (std::pin::pin!(work), std::pin::pin!(other));
+    tokio::select! {
+        biased;
+        done = &mut work => done,
+        () = &mut other => work.await,
     }
 }

@@ -2,7 +2,8 @@
 
 use std::process::ExitCode;
 
-use serde_json::json;
+use leasehold::StatusReply;
+use serde_json::{Value, json};
 
 use super::exit::CliError;
 use super::options::Options;
@@ -12,12 +13,7 @@ pub(super) async fn run(options: &Options) -> Result<ExitCode, CliError> {
     let client = options.connect().await?;
     let status = client.status().await?;
     if options.json {
-        let object = json!({
-            "cluster_id": status.cluster.to_string(),
-            "shards": status.shards,
-            "nodes": status.nodes.iter().map(json::node).collect::<Vec<_>>(),
-        });
-        say(&object.to_string())?;
+        say(&object(&status).to_string())?;
         return Ok(ExitCode::SUCCESS);
     }
     say(&format!("cluster {}, {} shard(s)", status.cluster, status.shards))?;
@@ -36,4 +32,13 @@ pub(super) async fn run(options: &Options) -> Result<ExitCode, CliError> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The cluster in JSON.
+pub(super) fn object(status: &StatusReply) -> Value {
+    json!({
+        "cluster_id": status.cluster.to_string(),
+        "shards": status.shards,
+        "nodes": status.nodes.iter().map(json::node).collect::<Vec<_>>(),
+    })
 }

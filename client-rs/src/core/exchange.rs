@@ -555,6 +555,7 @@ fn with_timeout(request: &Request, timeout_ms: u32) -> Request {
         Request::Sessions(body) => body.timeout_ms = timeout_ms,
         Request::Holds(body) => body.timeout_ms = timeout_ms,
         Request::Claim(body) => body.timeout_ms = timeout_ms,
+        Request::Backup(body) => body.timeout_ms = timeout_ms,
         Request::Status(body) => body.timeout_ms = timeout_ms,
         Request::Transfer(body) => body.timeout_ms = timeout_ms,
         Request::Members(body) => body.timeout_ms = timeout_ms,

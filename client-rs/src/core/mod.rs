@@ -325,6 +325,11 @@ impl Core {
         self.call(now, CallRequest { shard, request, timeout })
     }
 
+    /// It was neither granted nor ended, as far as is known here.
+    pub(crate) fn is_pending(&self, op: OpId) -> bool {
+        self.ops.get(&op).is_some_and(|op| op.grant.is_none())
+    }
+
     fn build_claim(&self, op: OpId) -> Option<ClaimRequest> {
         let op = self.ops.get(&op)?;
         let lease = self.leases.get(&op.held_by().unwrap_or(op.lease))?;

@@ -50,6 +50,7 @@ impl Options {
                     );
                     Failure::new(code, text)
                 }
+                (ErrorCode::DUPLICATE_KEY, _) => twice(key, more),
                 (ErrorCode::PERMITS_OUT_OF_RANGE, Some(count)) => {
                     let limit = self.limit;
                     let text =
@@ -122,6 +123,16 @@ impl Options {
             code => Failure { token, ..Failure::of(code) },
         }
     }
+}
+
+/// Names the key that is there twice.
+fn twice(key: &[u8], more: &[Further]) -> Failure {
+    let mut keys: Vec<&[u8]> = more.iter().map(|further| further.key.as_slice()).collect();
+    keys.push(key);
+    keys.sort_unstable();
+    let pair = keys.windows(2).find(|pair| pair[0] == pair[1]);
+    let key = String::from_utf8_lossy(pair.map_or(key, |pair| pair[0]));
+    Failure::new(ErrorCode::DUPLICATE_KEY, format!("the key {key:?} is named twice"))
 }
 
 /// A limit in range, or a failure that names what was given and the range.

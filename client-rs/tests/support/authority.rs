@@ -209,6 +209,7 @@ impl Authority {
                 Some(holds) => Reply::Holds(holds),
                 None => error(ErrorCode::LEASE_DEAD),
             },
+            Request::Backup(_) => error(ErrorCode::BACKUP_GONE),
             Request::Status(_) => self.status(),
             Request::Transfer(_) => Reply::Transferred,
             Request::Members(_) | Request::MemberChange(_) | Request::GroupStep(_) => {
@@ -315,7 +316,8 @@ impl Authority {
     fn keys(&self, keys: Vec<KeyInfo>, more: bool, freshness: Freshness) -> Reply {
         let stale = freshness == Freshness::Stale;
         let revision = self.state.revision();
-        Reply::Keys(KeysReply { shard: ShardId(0), revision, stale, keys, more })
+        let age_ms = stale.then_some(40);
+        Reply::Keys(KeysReply { shard: ShardId(0), revision, stale, age_ms, keys, more })
     }
 
     fn status(&self) -> Reply {

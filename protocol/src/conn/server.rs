@@ -412,6 +412,11 @@ impl ServerConn {
 const fn is_read(reply: &Reply) -> bool {
     matches!(
         reply,
-        Reply::Keys(_) | Reply::Sessions(_) | Reply::Holds(_) | Reply::Claim(_) | Reply::Status(_)
+        Reply::Keys(_)
+            | Reply::Sessions(_)
+            | Reply::Holds(_)
+            | Reply::Claim(_)
+            | Reply::Backup(_)
+            | Reply::Status(_)
     )
 }

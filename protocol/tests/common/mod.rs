@@ -19,14 +19,14 @@ use leasehold_protocol::member::{
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::peer::MemberEntry;
 use leasehold_protocol::reply::{
-    ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply, KeyInfo, KeysReply,
-    LastEnd, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply, RenewResult, Reply,
-    Role, ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply, Waiter, Waiting,
-    YieldRequest,
+    BackupReply, BackupShard, ClaimReply, Claimed, Delay, ErrorReply, HeldKey, Holder, HoldsReply,
+    KeyInfo, KeysReply, LastEnd, LeaderHint, NodeAddress, NodeStatus, OutcomeReply, RenewReply,
+    RenewResult, Reply, Role, ServerHello, SessionInfo, SessionsReply, ShardStatus, StatusReply,
+    Waiter, Waiting, YieldRequest,
 };
 use leasehold_protocol::request::{
-    ClaimRequest, ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest, ListRequest,
-    RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
+    BackupRequest, ClaimRequest, ClientHello, CommandRequest, Freshness, GetRequest, HoldsRequest,
+    ListRequest, RenewItem, RenewRequest, Request, SessionsRequest, StatusRequest, TransferRequest,
 };
 use leasehold_protocol::watch::{
     Cursor, UnwatchRequest, WatchEnd, WatchEndReason, WatchEvent, WatchEvents, WatchFrom,
@@ -78,6 +78,8 @@ pub(crate) fn client_hello() -> ClientHello {
 fn commands() -> Vec<(&'static str, Request)> {
     let mut all = plain_commands();
     all.extend(further_commands());
+    all.extend(commands_with_options());
+    all.extend(restored_commands());
     all
 }
 
@@ -125,6 +127,21 @@ fn plain_commands() -> Vec<(&'static str, Request)> {
     ]
 }
 
+fn restored_commands() -> Vec<(&'static str, Request)> {
+    vec![
+        (
+            "begin-restored",
+            command(Command::BeginRestored {
+                token_base: TOKEN,
+                lease_base: 1 << 32,
+                revision_base: 2 << 32,
+                quarantine_ms: 600_600,
+            }),
+        ),
+        ("end-quarantine", command(Command::EndQuarantine)),
+    ]
+}
+
 fn further_commands() -> Vec<(&'static str, Request)> {
     let key = b"jobs/nightly".to_vec();
     vec![
@@ -140,41 +157,6 @@ fn further_commands() -> Vec<(&'static str, Request)> {
                 mode: Mode::SHARED,
             }),
         ),
-        (
-            "acquire-all",
-            command(Command::AcquireAll {
-                caller: caller(),
-                wants: vec![Want {
-                    key: key.clone(),
-                    mode: Mode::permits(2),
-                    limit: 5,
-                    reentrant: true,
-                }],
-                own: None,
-                value: b"worker-3".to_vec(),
-                wait_ms: 10_000,
-                delay_ms: 15_000,
-            }),
-        ),
-        (
-            "acquire-several",
-            command(Command::AcquireAll {
-                caller: caller(),
-                wants: ["jobs/{eu}/1", "jobs/{eu}/2"]
-                    .map(|key| Want {
-                        key: key.as_bytes().to_vec(),
-                        mode: Mode::EXCLUSIVE,
-                        limit: 0,
-                        reentrant: false,
-                    })
-                    .to_vec(),
-                own: None,
-                value: Vec::new(),
-                wait_ms: 10_000,
-                delay_ms: 0,
-            }),
-        ),
-        ("release-all", command(Command::ReleaseAll { caller: caller(), acquire: Number(38) })),
         (
             "set-limit",
             command(Command::SetLimit { key: key.clone(), limit: 7, who: b"operator".to_vec() }),
@@ -207,6 +189,42 @@ fn further_commands() -> Vec<(&'static str, Request)> {
             })),
         ),
         ("time-out", command(Command::TimeOut { lease: LeaseId(7), number: Number(40) })),
+    ]
+}
+
+fn commands_with_options() -> Vec<(&'static str, Request)> {
+    let key = b"jobs/nightly".to_vec();
+    vec![
+        (
+            "acquire-all",
+            command(Command::AcquireAll {
+                caller: caller(),
+                wants: vec![Want { key, mode: Mode::permits(2), limit: 5, reentrant: true }],
+                own: None,
+                value: b"worker-3".to_vec(),
+                wait_ms: 10_000,
+                delay_ms: 15_000,
+            }),
+        ),
+        (
+            "acquire-several",
+            command(Command::AcquireAll {
+                caller: caller(),
+                wants: ["jobs/{eu}/1", "jobs/{eu}/2"]
+                    .map(|key| Want {
+                        key: key.as_bytes().to_vec(),
+                        mode: Mode::EXCLUSIVE,
+                        limit: 0,
+                        reentrant: false,
+                    })
+                    .to_vec(),
+                own: None,
+                value: Vec::new(),
+                wait_ms: 10_000,
+                delay_ms: 0,
+            }),
+        ),
+        ("release-all", command(Command::ReleaseAll { caller: caller(), acquire: Number(38) })),
     ]
 }
 
@@ -346,6 +364,7 @@ pub(crate) fn requests() -> Vec<(&'static str, Request)> {
                 timeout_ms,
             }),
         ),
+        ("backup", Request::Backup(BackupRequest { shard, ticket: 99, part: 2, timeout_ms })),
         ("status", Request::Status(StatusRequest { timeout_ms })),
         ("transfer", Request::Transfer(TransferRequest { shard, to: NodeId(2), timeout_ms })),
         ("members", Request::Members(MembersRequest { timeout_ms })),
@@ -494,7 +513,8 @@ fn keys_reply() -> KeysReply {
     KeysReply {
         shard: ShardId(3),
         revision: REVISION,
-        stale: false,
+        stale: true,
+        age_ms: Some(730),
         keys: vec![held, vacant],
         more: true,
     }
@@ -531,6 +551,18 @@ fn holds_reply() -> HoldsReply {
         holds: vec![held],
         waits: vec![Number(43), Number(46)],
     }
+}
+
+fn backup_reply() -> BackupReply {
+    let about = BackupShard {
+        shard: ShardId(3),
+        revision: REVISION,
+        last_token: TOKEN,
+        last_lease: LeaseId(8),
+        leases: 2,
+        keys: 1,
+    };
+    BackupReply { about, ticket: 99, part: 2, last: true, bytes: b"a piece".to_vec() }
 }
 
 fn claim_reply(claim: Claimed) -> Reply {
@@ -640,6 +672,7 @@ pub(crate) fn replies() -> Vec<(&'static str, Reply)> {
         ("claim-over", claim_reply(Claimed::Over)),
         ("claim-waits-all", claim_reply(Claimed::WaitsAll(vec![waiting(), waiting()]))),
         ("claim-holds-all", claim_reply(Claimed::HoldsAll(holds_reply().holds))),
+        ("backup-part", Reply::Backup(backup_reply())),
         ("status-reply", Reply::Status(status_reply())),
         ("members-reply", Reply::Members(members_reply())),
         ("member-changed", Reply::MemberChanged(MemberChangeReply { operation: 5 })),

@@ -27,6 +27,7 @@ const DELAY: u64 = 0x52;
 const AGAIN: u64 = 0x53;
 const ASKED: u64 = 0x54;
 const PART: u64 = 0x55;
+const QUARANTINE: u64 = 0x58;
 
 pub(crate) fn whole(state: &State, items: Sum) -> u64 {
     let mix = Mix::new(STATE)
@@ -36,6 +37,10 @@ pub(crate) fn whole(state: &State, items: Sum) -> u64 {
         .word(state.last_token)
         .word(state.last_lease)
         .word(items.0);
+    let mix = match state.quarantine_ms {
+        0 => mix,
+        quarantine_ms => mix.word(QUARANTINE).word(quarantine_ms.into()),
+    };
     match state.members.print() {
         0 => mix.done(),
         print => mix.word(print).done(),

@@ -143,6 +143,11 @@ fn check_counters(state: &State) -> Result<(), String> {
     ensure!(state.ends.len() == state.ends_in_order.len(), "last ends and their order differ");
     ensure!(state.last_token <= TOKEN_MAX, "token {} is too high", state.last_token);
     ensure!(state.leases.len() + state.own_waiters <= LEASES_MAX, "too many leases");
+    ensure!(
+        state.quarantine_ms == 0 || state.claims == 0,
+        "{} claims, though nothing may be granted yet",
+        state.claims
+    );
     let last = state.leases.last().map_or(0, |(id, _)| id.0);
     let first = state.leases.first().map_or(1, |(id, _)| id.0);
     ensure!(last <= state.last_lease && first > 0, "lease {last} was never minted");

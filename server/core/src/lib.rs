@@ -15,6 +15,7 @@ extern crate alloc;
 extern crate std;
 
 mod acquire;
+pub mod backup;
 mod batch;
 mod blob;
 mod convert;
@@ -29,6 +30,7 @@ pub mod lease;
 mod lifecycle;
 mod members;
 mod memory;
+mod quarantine;
 mod reenter;
 mod release;
 mod retry;

@@ -27,6 +27,7 @@ use crate::cow::Map;
 use crate::digest;
 use crate::hash::Sum;
 use crate::members::Members;
+use crate::quarantine::Bases;
 use crate::table::{End, Keys, Lease, Leases};
 
 /// The highest token: tokens fit in a signed 64-bit column.
@@ -43,6 +44,8 @@ pub struct State {
     pub(crate) begun: bool,
     pub(crate) last_token: u64,
     pub(crate) last_lease: u64,
+    /// How long no key is granted after a restore, in milliseconds; 0 once that is over.
+    pub(crate) quarantine_ms: u32,
     /// Hash sum of all items, kept along with them.
     pub(crate) sum: Sum,
     pub(crate) leases: Leases,
@@ -81,6 +84,7 @@ impl State {
             begun: false,
             last_token: 0,
             last_lease: 0,
+            quarantine_ms: 0,
             sum: Sum::default(),
             leases: Map::default(),
             keys: Map::default(),
@@ -106,11 +110,21 @@ impl State {
         if let Command::Begin { token_base } = command {
             return self.begin(step, *token_base);
         }
+        if let Command::BeginRestored { token_base, lease_base, revision_base, quarantine_ms } =
+            command
+        {
+            let bases = Bases { token: *token_base, lease: *lease_base, revision: *revision_base };
+            return self.begin_restored(step, &bases, *quarantine_ms);
+        }
         if !self.begun {
             return self.refusal(ErrorCode::NOT_READY, Token(0));
         }
+        if self.keeps_out(command) {
+            return self.refusal(ErrorCode::QUARANTINED, Token(0));
+        }
         match command {
-            Command::Begin { .. } => unreachable!("handled above"),
+            Command::Begin { .. } | Command::BeginRestored { .. } => unreachable!("handled above"),
+            Command::EndQuarantine => self.end_quarantine(step),
             Command::Open { ttl_ms, secret, label } => self.open(step, *ttl_ms, secret, label),
             Command::Acquire { caller, key, mode, own, value, wait_ms } => {
                 let request = Request { mode: *mode, ..Request::plain(key, *own, value) };
@@ -150,7 +164,7 @@ impl State {
         }
     }
 
-    fn begin(&mut self, step: &mut Step<'_>, token_base: Token) -> Outcome {
+    pub(crate) fn begin(&mut self, step: &mut Step<'_>, token_base: Token) -> Outcome {
         if self.begun {
             return self.refusal(ErrorCode::ALREADY_BEGUN, Token(0));
         }

@@ -175,6 +175,13 @@ impl World {
     fn command(&self, line: &Line<'_>) -> Option<Command> {
         let text = |name: &str| bytes(line.options.get(name).unwrap_or(&"-"));
         Some(match line.word(0) {
+            "begin-restored" => Command::BeginRestored {
+                token_base: Token(line.number(1)),
+                lease_base: line.option("leases", 0),
+                revision_base: line.option("revisions", 0),
+                quarantine_ms: line.option("quarantine", 0) as u32,
+            },
+            "end-quarantine" => Command::EndQuarantine,
             "begin" => Command::Begin { token_base: Token(line.number(1)) },
             "open" => Command::Open {
                 ttl_ms: line.option("ttl", 5_000) as u32,

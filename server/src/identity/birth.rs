@@ -25,6 +25,7 @@ use leasehold_protocol::ids::{ClusterId, NodeId};
 use rkyv::rancor;
 
 use super::file::FileError;
+use super::restore::RestorePlan;
 use super::told::Told;
 use crate::error::Exit;
 
@@ -56,6 +57,8 @@ pub struct Mint {
     pub earliest_ms: u64,
     /// See the configuration key; 0 for none.
     pub token_floor: u64,
+    /// What `leaseholdd restore` or `recover` left for this birth.
+    pub restore: Option<RestorePlan>,
 }
 
 /// What to do next.
@@ -89,6 +92,11 @@ pub enum BirthError {
     /// Another node has a record that only this directory can have minted.
     #[error("node {0} has a birth record with this data directory, which has lost it")]
     RecordLost(NodeId),
+    /// A directory that holds what a birth takes over, at a node that does not make the birth.
+    #[error(
+        "the data directory was restored for the lowest node of its cluster, which node {0} is not"
+    )]
+    NotLowest(NodeId),
     /// The clock is behind the build's date.
     #[error(
         "the wall clock ({wall_ms} ms since 1970) is behind this build's date ({earliest_ms} ms); \
@@ -108,6 +116,17 @@ pub enum BirthError {
         /// Why.
         code: ErrorCode,
     },
+    /// The clock is behind the old cluster's.
+    #[error(
+        "the wall clock ({wall_ms} ms since 1970) is behind that of the cluster that is restored \
+         ({old_ms} ms); tokens could start too low: set the clock"
+    )]
+    ClockBehindOld {
+        /// The clock, in Unix milliseconds.
+        wall_ms: u64,
+        /// The old cluster's, in Unix milliseconds.
+        old_ms: u64,
+    },
     /// The promise could not be kept.
     #[error(transparent)]
     Store(#[from] FileError),
@@ -117,11 +136,12 @@ impl BirthError {
     /// The code to exit with.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::OtherPlan { .. } | Self::NotMember(_) | Self::NotAdmitted { .. } => {
-                Exit::DataDirForeign
-            }
+            Self::OtherPlan { .. }
+            | Self::NotMember(_)
+            | Self::NotLowest(_)
+            | Self::NotAdmitted { .. } => Exit::DataDirForeign,
             Self::RecordLost(_) => Exit::DataDirUnusable,
-            Self::Clock { .. } => Exit::Clock,
+            Self::Clock { .. } | Self::ClockBehindOld { .. } => Exit::Clock,
             Self::Store(_) => Exit::StorageFailed,
         }
     }
@@ -391,15 +411,20 @@ impl Birth {
     }
 
     fn mint(&self, members: Vec<BirthMember>, mint: &Mint) -> Result<BirthRecord, BirthError> {
-        let Mint { cluster, wall_ms, earliest_ms, token_floor } = *mint;
+        let Mint { cluster, wall_ms, earliest_ms, token_floor, restore } = *mint;
+        if let Some(old_ms) = restore.map(|plan| plan.old_wall_ms).filter(|old| wall_ms < *old) {
+            return Err(BirthError::ClockBehindOld { wall_ms, old_ms });
+        }
         if wall_ms < earliest_ms && token_floor == 0 {
             return Err(BirthError::Clock { wall_ms, earliest_ms });
         }
         let Plan { name, shards, key_hash, .. } = self.plan.clone();
         // Years ahead of any clock, and still within a signed 64-bit column.
         let from_clock = wall_ms.min(1 << 52) << 10;
-        let token_base = from_clock.max(token_floor);
-        let record = BirthRecord { cluster, name, members, shards, key_hash, token_base };
+        let old_floor = restore.map_or(0, |plan| plan.token_floor);
+        let token_base = from_clock.max(token_floor).max(old_floor);
+        let restored = restore.map(|plan| plan.restored);
+        let record = BirthRecord { cluster, name, members, shards, key_hash, token_base, restored };
         assert!(record.is_well_formed(), "minted from a checked configuration");
         Ok(record)
     }

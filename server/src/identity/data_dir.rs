@@ -6,6 +6,7 @@
 //! DIR/owner      node, disk id, core count, cluster name: written once
 //! DIR/boot       raised by every start
 //! DIR/birth      the record of the cluster's birth that this node promised itself to
+//! DIR/restore    what the cluster's birth takes over from an older cluster, if anything
 //! DIR/removed    the node was removed from its cluster: the directory is of no use any more
 //! DIR/core-N/    the log and snapshots of core N
 //! ```
@@ -24,12 +25,15 @@ use rustix::fs::FlockOperation;
 
 use super::birth::{BirthStore, Promise};
 use super::file::{self, FileError, FileKind};
+use super::former::FormerPromise;
+use super::restore::RestorePlan;
 use crate::config::Config;
 use crate::error::Exit;
 
 const OWNER: &str = "owner";
 const BOOT: &str = "boot";
 const BIRTH: &str = "birth";
+const RESTORE: &str = "restore";
 const PID: &str = "pid";
 const REMOVED: &str = "removed";
 
@@ -85,6 +89,23 @@ pub enum DataDirError {
         /// The node.
         node: NodeId,
     },
+    /// Something is in a directory that must be fresh.
+    #[error(
+        "data directory {} is not empty ({what} is in it); a cluster is restored into a new one",
+        path.display()
+    )]
+    NotEmpty {
+        /// The directory.
+        path: PathBuf,
+        /// The first thing that is in it.
+        what: String,
+    },
+    /// A directory that was never used, where a used one is needed.
+    #[error("{} is no data directory of a node that was ever part of a cluster", path.display())]
+    NeverUsed {
+        /// The directory.
+        path: PathBuf,
+    },
     /// A file cannot be read or written, or is damaged.
     #[error(transparent)]
     File(#[from] FileError),
@@ -99,9 +120,9 @@ impl DataDirError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::InUse { .. } => Exit::DataDirInUse,
-            Self::Foreign { .. } => Exit::DataDirForeign,
+            Self::Foreign { .. } | Self::NotEmpty { .. } => Exit::DataDirForeign,
             Self::Removed { .. } => Exit::NodeRemoved,
-            Self::File(_) => Exit::DataDirUnusable,
+            Self::NeverUsed { .. } | Self::File(_) => Exit::DataDirUnusable,
         }
     }
 }
@@ -114,7 +135,39 @@ pub struct DataDir {
     boot: u64,
     nonce: [u8; 16],
     promise: Option<Promise>,
+    restore: Option<RestorePlan>,
     _lock: File,
+}
+
+/// A directory that another node's process left, looked at and not used.
+#[derive(Debug)]
+pub struct Remains {
+    /// The directory.
+    pub path: PathBuf,
+    /// Whose it was.
+    pub owner: Owner,
+    /// Its promise.
+    pub promise: Promise,
+    _lock: File,
+}
+
+impl Remains {
+    /// Locks the directory and reads whose it was; changes nothing in it but the pid file.
+    pub fn open(path: &Path) -> Result<Self, DataDirError> {
+        let none = || DataDirError::NeverUsed { path: path.to_owned() };
+        if !path.join(OWNER).exists() {
+            return Err(none());
+        }
+        let lock = lock(path)?;
+        let owner = load_owner(path)?.ok_or_else(none)?;
+        let promise = load_promise(path)?.ok_or_else(none)?;
+        Ok(Self { path: path.to_owned(), owner, promise, _lock: lock })
+    }
+
+    /// The directory of one core.
+    pub fn core_dir(&self, core: u32) -> PathBuf {
+        self.path.join(format!("core-{core}"))
+    }
 }
 
 impl DataDir {
@@ -133,8 +186,44 @@ impl DataDir {
             return Err(DataDirError::Removed { path, node: owner.node });
         }
         let promise = load_promise(&path)?;
+        let restore = load_restore(&path)?;
         let boot = raise_boot(&path, promise.is_some())?;
-        Ok(Self { path, owner, boot, nonce: random(), promise, _lock: lock })
+        Ok(Self { path, owner, boot, nonce: random(), promise, restore, _lock: lock })
+    }
+
+    /// Makes the configured directory, which must not exist or be empty, for a cluster that takes
+    /// over from an older one.
+    pub fn create_restored(config: &Config, plan: &RestorePlan) -> Result<Self, DataDirError> {
+        let path = &config.process.data_dir;
+        Self::check_empty(path)?;
+        let mut dir = Self::open(config)?;
+        let body = rkyv::to_bytes::<rancor::Error>(plan).expect("a plan is plain data");
+        file::replace(path, RESTORE, &file::encode(FileKind::Restore, &body))?;
+        dir.restore = Some(*plan);
+        Ok(dir)
+    }
+
+    /// Errors unless there is nothing in the directory, or no directory.
+    pub fn check_empty(path: &Path) -> Result<(), DataDirError> {
+        let mut entries = match fs::read_dir(path) {
+            Ok(entries) => entries,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(FileError::io(path)(error).into()),
+        };
+        entries.try_for_each(|entry| {
+            let entry = entry.map_err(FileError::io(path))?;
+            let what = entry.file_name().to_string_lossy().into_owned();
+            // A fresh file system's own.
+            if what == "lost+found" {
+                return Ok(());
+            }
+            Err(DataDirError::NotEmpty { path: path.to_owned(), what })
+        })
+    }
+
+    /// What the birth of this directory's cluster takes over, or took over.
+    pub fn restore(&self) -> Option<&RestorePlan> {
+        self.restore.as_ref()
     }
 
     /// The directory.
@@ -223,7 +312,7 @@ fn load_owner(dir: &Path) -> Result<Option<Owner>, DataDirError> {
         return Ok(Some(unpack(&path, rkyv::from_bytes::<Owner, rancor::Error>(body))?));
     }
     // A directory that lost its owner file is not a fresh one: it may hold acknowledged data.
-    for rest in [BOOT, BIRTH, "core-0"] {
+    for rest in [BOOT, BIRTH, RESTORE, "core-0"] {
         if dir.join(rest).exists() {
             let what = "missing, although the directory was used before";
             return Err(FileError::Damaged { path, what }.into());
@@ -260,13 +349,25 @@ fn check_owner(path: &Path, owner: &Owner, config: &Config) -> Result<(), DataDi
 fn load_promise(dir: &Path) -> Result<Option<Promise>, FileError> {
     let path = dir.join(BIRTH);
     let Some(bytes) = file::read(&path)? else { return Ok(None) };
-    let body = file::decode(&path, FileKind::Birth, &bytes)?;
-    let promise = unpack(&path, rkyv::from_bytes::<Promise, rancor::Error>(body))?;
+    let promise = if file::claims(FileKind::BirthFormer, &bytes) {
+        let body = file::decode(&path, FileKind::BirthFormer, &bytes)?;
+        unpack(&path, rkyv::from_bytes::<FormerPromise, rancor::Error>(body))?.into()
+    } else {
+        let body = file::decode(&path, FileKind::Birth, &bytes)?;
+        unpack(&path, rkyv::from_bytes::<Promise, rancor::Error>(body))?
+    };
     if promise.record.is_well_formed() {
         Ok(Some(promise))
     } else {
         Err(FileError::Damaged { path, what: "no well-formed birth record" })
     }
+}
+
+fn load_restore(dir: &Path) -> Result<Option<RestorePlan>, FileError> {
+    let path = dir.join(RESTORE);
+    let Some(bytes) = file::read(&path)? else { return Ok(None) };
+    let body = file::decode(&path, FileKind::Restore, &bytes)?;
+    Ok(Some(unpack(&path, rkyv::from_bytes::<RestorePlan, rancor::Error>(body))?))
 }
 
 fn raise_boot(dir: &Path, promised: bool) -> Result<u64, FileError> {
@@ -332,6 +433,7 @@ mod tests {
             shards: 1,
             key_hash: 1,
             token_base: 9,
+            restored: None,
         };
         Promise { record, founded: true, joined: false }
     }
@@ -441,6 +543,70 @@ mod tests {
             assert!(text.contains(path.to_str().unwrap()) && text.contains("checksum"), "{text}");
             assert_eq!(fs::read(&path).unwrap(), bytes);
         }
+    }
+
+    fn plan() -> RestorePlan {
+        let restored = leasehold_protocol::birth::Restored {
+            from: ClusterId([1; 16]),
+            lease_base: 2,
+            revision_base: 3,
+            quarantine_ms: 4,
+        };
+        RestorePlan { old_wall_ms: 5, token_floor: 6, restored }
+    }
+
+    #[test]
+    fn a_restore_is_kept_in_a_fresh_directory_and_refused_in_any_other() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("lost+found")).unwrap();
+        let config = config(root.path(), ("cluster", "red"));
+        assert_eq!(DataDir::create_restored(&config, &plan()).unwrap().restore(), Some(&plan()));
+        assert_eq!(DataDir::open(&config).unwrap().restore(), Some(&plan()));
+        let error = DataDir::create_restored(&config, &plan()).unwrap_err();
+        assert_eq!(error.exit(), Exit::DataDirForeign);
+        assert!(error.to_string().contains("is not empty"), "{error}");
+        fs::remove_file(root.path().join(OWNER)).unwrap();
+        assert_eq!(DataDir::open(&config).unwrap_err().exit(), Exit::DataDirUnusable);
+    }
+
+    #[test]
+    fn a_promise_of_the_former_format_is_read() {
+        use super::super::former::{FormerPromise, FormerRecord};
+        let root = tempfile::tempdir().unwrap();
+        let disk = open(root.path()).unwrap().owner().disk;
+        let promise = promise(disk);
+        let record = promise.record.clone();
+        let former = FormerPromise {
+            record: FormerRecord {
+                cluster: record.cluster,
+                name: record.name,
+                members: record.members,
+                shards: record.shards,
+                key_hash: record.key_hash,
+                token_base: record.token_base,
+            },
+            founded: promise.founded,
+        };
+        let body = rkyv::to_bytes::<rancor::Error>(&former).unwrap();
+        let bytes = file::encode(FileKind::BirthFormer, &body);
+        file::replace(root.path(), BIRTH, &bytes).unwrap();
+        assert_eq!(open(root.path()).unwrap().promise(), Some(&promise));
+    }
+
+    #[test]
+    fn remains_are_those_of_a_founded_node() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(Remains::open(root.path()).unwrap_err().exit(), Exit::DataDirUnusable);
+        {
+            let mut dir = open(root.path()).unwrap();
+            let error = Remains::open(root.path()).unwrap_err();
+            assert_eq!(error.exit(), Exit::DataDirInUse);
+            let promise = promise(dir.owner().disk);
+            dir.save(&promise).unwrap();
+        }
+        let remains = Remains::open(root.path()).unwrap();
+        assert_eq!((remains.owner.cores, remains.promise.record.token_base), (2, 9));
+        assert_eq!(open(root.path()).unwrap_err().exit(), Exit::DataDirInUse);
     }
 
     #[test]

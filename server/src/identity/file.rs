@@ -30,8 +30,11 @@ const BODY_LEN_MAX: usize = 64 * 1024;
 pub(super) enum FileKind {
     Owner = 1,
     Boot = 2,
-    Birth = 3,
+    /// A birth record that knew nothing of restored clusters: read, never written.
+    BirthFormer = 3,
     Removed = 4,
+    Restore = 5,
+    Birth = 6,
 }
 
 /// Why a file of the data directory is of no use.
@@ -112,6 +115,11 @@ pub(super) fn decode<'a>(
         return Err(damaged("it holds something else than its name says"));
     }
     Ok(body)
+}
+
+/// True if a whole file says that it holds this kind; `decode` finds out whether that is so.
+pub(super) fn claims(kind: FileKind, bytes: &[u8]) -> bool {
+    bytes.get(9) == Some(&(kind as u8))
 }
 
 /// A file's bytes; `None` if it does not exist.

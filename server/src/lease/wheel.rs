@@ -27,6 +27,8 @@ pub enum TimerKind {
     Forced(Vec<u8>, Token),
     /// The end of a lock-delay.
     Delay(Vec<u8>, Token),
+    /// The end of a restored cluster's waiting time.
+    Quarantine,
 }
 
 /// One entry.

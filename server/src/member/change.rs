@@ -119,7 +119,10 @@ impl<E: Env> Membership<E> {
         match (members.operation(), info) {
             (Some(operation), Some(info)) if operation.add == node => Ok(Some(info.entry.clone())),
             (Some(_), _) => Err(ErrorCode::MEMBER_CHANGE_UNDER_WAY.into()),
-            (None, Some(_)) => Err(ErrorCode::NODE_ID_USED.into()),
+            (None, Some(_)) => {
+                let text = format!("node id {node} is or was a member's: it is never used again");
+                Err(Refusal(ErrorCode::NODE_ID_USED, text))
+            }
             (None, None) => Ok(None),
         }
     }

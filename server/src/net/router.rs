@@ -341,6 +341,7 @@ impl<E: Env> Router<E> {
             Request::Sessions(request) => Some(request.shard),
             Request::Holds(request) => Some(request.shard),
             Request::Claim(request) => Some(request.shard),
+            Request::Backup(request) => Some(request.shard),
             Request::Transfer(request) => Some(request.shard),
             Request::Watch(request) => Some(request.shard),
             Request::GroupStep(request) => Some(request.shard),

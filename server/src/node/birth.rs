@@ -48,6 +48,10 @@ impl Founding {
             key_hash: leasehold_protocol::shard::KEY_HASH,
         };
         let birth = Birth::new(me, plan, dir.promise().cloned())?;
+        let restores = dir.restore().is_some() && dir.promise().is_none();
+        if restores && !birth.initialises() {
+            return Err(BirthError::NotLowest(config.process.node_id));
+        }
         Ok(Rc::new(Self { birth: RefCell::new(birth), dir: RefCell::new(dir) }))
     }
 
@@ -58,6 +62,7 @@ impl Founding {
         peers: Rc<Peers<Production>>,
     ) -> Result<BirthRecord, NodeError> {
         let token_floor = config.cluster.token_floor;
+        let restore = self.dir.borrow().restore().copied();
         let mint = || {
             let mut cluster = [0; 16];
             getrandom::fill(&mut cluster).expect("the kernel has random bytes");
@@ -66,6 +71,7 @@ impl Founding {
                 wall_ms: OsClock.wall_ms(),
                 earliest_ms: build_unix_ms(),
                 token_floor,
+                restore,
             }
         };
         let transport = PeerTransport(peers);

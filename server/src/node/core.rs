@@ -13,7 +13,7 @@ use leasehold_protocol::birth::BirthRecord;
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::{ErrorClass, ErrorCode};
 use leasehold_protocol::event::Event;
-use leasehold_protocol::ids::{ClusterId, NodeId, ShardId, Token};
+use leasehold_protocol::ids::{ClusterId, NodeId, ShardId};
 use leasehold_protocol::reply::{NodeAddress, Reply, ServerHello};
 use leasehold_protocol::request::Request;
 use leasehold_protocol::watch::WatchRequest;
@@ -40,7 +40,7 @@ use crate::rt::executor::Core;
 use crate::rt::hop::{Mailbox, Ports};
 use crate::rt::inbox::{Inbox, Post};
 use crate::rt::net::{TcpNet, adopt};
-use crate::shard::{Origin, Shard, ShardCore, run_wheel};
+use crate::shard::{Beginning, Origin, Shard, ShardCore, run_wheel};
 use crate::wal::{Wal, WalConfig, WalIdentity};
 use crate::watch::{Sizes, WatchName};
 
@@ -145,7 +145,7 @@ async fn serve(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
         health: Arc::clone(&input.metrics),
     };
     service.open(Rc::clone(&router));
-    running.start(Token(record.token_base), wheel, mailbox);
+    running.start(Beginning::from(&*record), wheel, mailbox);
     if initialises {
         running.initialise(&record).await?;
     }
@@ -470,14 +470,14 @@ struct Running {
 }
 
 impl Running {
-    fn start(&self, token_base: Token, wheel: CoreWheel, mailbox: Mailbox<Hop>) {
+    fn start(&self, beginning: Beginning, wheel: CoreWheel, mailbox: Mailbox<Hop>) {
         drop(Rt::spawn(end_on_failure(self.wal.clone())));
         for shard in &self.shards {
             drop(Rt::spawn(Rc::clone(shard).run_proposals()));
             drop(Rt::spawn(Rc::clone(shard).run_deadlines()));
-            drop(Rt::spawn(Rc::clone(shard).run_leadership(token_base)));
             drop(Rt::spawn(Rc::clone(shard).run_watches()));
             drop(Rt::spawn(Rc::clone(shard).run_freshness()));
+            drop(Rt::spawn(Rc::clone(shard).run_leadership(beginning)));
         }
         for shard in &self.shards {
             drop(Rt::spawn(end_on_engine_failure(Rc::clone(shard))));

@@ -33,6 +33,7 @@ mod member;
 mod message;
 mod network;
 pub mod peers;
+mod remains;
 mod rounds;
 mod serving;
 mod signal;
@@ -53,6 +54,7 @@ pub use group::{
 pub use machine::ApplySink;
 pub use member::{GroupMembers, MemberError};
 pub use peers::{Class, Identity, PeerError, PeerInfo, PeerService, Peers};
+pub use remains::{Remains, RemainsError, remains};
 pub use spec::{GroupSpec, SpecError, Timings};
 pub use spread::first_leader;
 pub use types::{EntryData, EntryPrint, Leadership, Member};

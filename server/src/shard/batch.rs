@@ -168,6 +168,8 @@ fn size_of_command(command: &Command) -> usize {
             Command::Member(command) => size_of_member(command),
             Command::Close { .. }
             | Command::Begin { .. }
+            | Command::BeginRestored { .. }
+            | Command::EndQuarantine
             | Command::Expire { .. }
             | Command::TimeOut { .. } => 0,
         }

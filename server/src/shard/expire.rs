@@ -16,6 +16,7 @@ use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::planted;
 use openraft::AsyncRuntime;
 
+use super::quarantine::Beginning;
 use super::{Shard, TIMEOUT_MS_DEFAULT};
 use crate::env::{Clock, Env, MonoTime};
 use crate::lease::{CoreWheel, Due, Timer, TimerKind};
@@ -36,7 +37,8 @@ const WALK_PAUSE: Duration = Duration::from_millis(1);
 
 impl<E: Env> Shard<E> {
     /// Follows this node's leadership, as long as the shard lives. One task.
-    pub async fn run_leadership(self: Rc<Self>, token_base: Token) {
+    pub async fn run_leadership(self: Rc<Self>, beginning: impl Into<Beginning>) {
+        let beginning = beginning.into();
         loop {
             let leadership = self.group.leadership();
             if leadership != self.leading.get() {
@@ -44,25 +46,26 @@ impl<E: Env> Shard<E> {
                 self.timers.borrow_mut().clear();
                 self.leading.set(leadership);
                 if let Some(leadership) = leadership {
-                    self.take_over(leadership, token_base);
+                    self.take_over(leadership, beginning);
                 }
             }
             self.group.leadership_changed().await;
         }
     }
 
-    fn take_over(self: &Rc<Self>, leadership: Leadership, token_base: Token) {
+    fn take_over(self: &Rc<Self>, leadership: Leadership, beginning: Beginning) {
         self.leases.borrow_mut().begin(self.clock.now());
         tracing::info!(shard = self.id.0, term = leadership.term, "leads");
         if !self.state.borrow().begun() {
-            self.begin(leadership, token_base);
+            self.begin(leadership, beginning);
         }
+        self.set_quarantine();
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move { shard.walk(leadership).await });
     }
 
     /// Sets the token base, again until it is applied: before that no client is served.
-    fn begin(self: &Rc<Self>, leadership: Leadership, token_base: Token) {
+    fn begin(self: &Rc<Self>, leadership: Leadership, beginning: Beginning) {
         let shard = Rc::clone(self);
         let proposed = move |outcome: Result<_, ErrorCode>| {
             if outcome.is_ok() {
@@ -71,11 +74,11 @@ impl<E: Env> Shard<E> {
             let _detached = E::Rt::spawn(async move {
                 E::Rt::sleep(RETRY_AFTER).await;
                 if shard.leads() == Some(leadership) && !shard.state.borrow().begun() {
-                    shard.begin(leadership, token_base);
+                    shard.begin(leadership, beginning);
                 }
             });
         };
-        self.propose_internal(leadership, Command::Begin { token_base }, proposed);
+        self.propose_internal(leadership, beginning.command(), proposed);
     }
 
     /// Puts wheel entries for what this leadership inherited, without holding the core: no lease
@@ -134,7 +137,7 @@ impl<E: Env> Shard<E> {
         }
     }
 
-    fn set_timer(&self, at: MonoTime, kind: TimerKind) {
+    pub(super) fn set_timer(&self, at: MonoTime, kind: TimerKind) {
         self.timers.borrow_mut().set(at, kind);
     }
 
@@ -195,6 +198,8 @@ impl<E: Env> Shard<E> {
                 EventKind::DelayBegan { key, token, delay_ms } if leading => {
                     self.set_delay(key.clone(), *token, *delay_ms);
                 }
+                EventKind::QuarantineBegan { .. } if leading => self.set_quarantine(),
+                EventKind::QuarantineEnded if leading => self.quarantine_ended(),
                 _ => {}
             }
         }
@@ -218,6 +223,11 @@ impl<E: Env> Shard<E> {
                 TimerKind::Delay(key, token) => {
                     let command = Command::EndDelay { key: key.clone(), token };
                     self.propose_timer(leadership, command, TimerKind::Delay(key, token));
+                }
+                TimerKind::Quarantine if !self.still_quarantined() => {}
+                TimerKind::Quarantine => {
+                    let kind = TimerKind::Quarantine;
+                    self.propose_timer(leadership, Command::EndQuarantine, kind);
                 }
                 TimerKind::Forced(key, token) => {
                     let command = Command::EndForced { key: key.clone(), token };

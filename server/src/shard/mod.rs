@@ -9,13 +9,16 @@
 //! - Nothing that depends on the present (a renewal, a linearizable read, a dead lease) is answered
 //!   without a confirmed round that began after the request was read from its socket.
 
+mod backup;
 mod batch;
 mod count;
 mod expire;
 mod forward;
+mod freshness;
 mod member;
 mod probe;
 mod propose;
+mod quarantine;
 mod read;
 mod renew;
 mod waits;
@@ -34,10 +37,13 @@ use leasehold_protocol::member::ShardProgress;
 use leasehold_protocol::planted;
 use leasehold_protocol::request::Request;
 
+use self::backup::Backups;
 use self::batch::{Pending, Slot};
 use self::count::{Totals, count_events};
 pub use self::expire::run_wheel;
 pub use self::forward::FORWARD_KIND;
+use self::freshness::Freshness;
+pub use self::quarantine::Beginning;
 use self::waits::Waits;
 use crate::admin::{CoreHandle, Counter};
 use crate::env::{Clock, Env, MonoTime};
@@ -91,6 +97,7 @@ pub struct Shard<E: Env> {
     timers: RefCell<ShardTimers>,
     leases: RefCell<LeaseTable>,
     waits: RefCell<Waits>,
+    backups: RefCell<Backups>,
     pending: RefCell<Pending>,
     /// Slots of the proposals under way.
     proposed: RefCell<BTreeMap<u64, Vec<Slot>>>,
@@ -107,8 +114,9 @@ pub struct Shard<E: Env> {
     hub: RefCell<Hub>,
     /// Watchers are to be told something.
     to_tell: Notify,
-    /// Somebody watches again.
+    /// Somebody watches again, or reads what is here.
     watched: Notify,
+    freshness: Freshness,
     stopping: Cell<bool>,
     /// A step towards another membership is being taken: one at a time.
     stepping: Cell<bool>,
@@ -141,6 +149,7 @@ impl<E: Env> Shard<E> {
             timers: RefCell::new(ShardTimers::new(id, wheel)),
             leases: RefCell::default(),
             waits: RefCell::default(),
+            backups: RefCell::default(),
             pending: RefCell::default(),
             proposed: RefCell::default(),
             next_proposal: Cell::new(0),
@@ -152,6 +161,7 @@ impl<E: Env> Shard<E> {
             hub,
             to_tell: Notify::new(),
             watched: Notify::new(),
+            freshness: Freshness::default(),
             stopping: Cell::new(false),
             stepping: Cell::new(false),
             member_progress: RefCell::default(),
@@ -194,6 +204,7 @@ impl<E: Env> Shard<E> {
             }
             Request::Transfer(request) => self.transfer(request, to, origin),
             Request::GroupStep(request) => self.group_step(request, to, origin),
+            Request::Backup(request) => self.backup(request, to, origin),
             Request::Hello(_)
             | Request::Status(_)
             | Request::MemberChange(_)

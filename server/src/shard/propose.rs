@@ -31,6 +31,11 @@ impl<E: Env> Shard<E> {
         if let Err(code) = self.admit(&request) {
             return to.send(&error(code, self.why(code), NodeId(0), 0));
         }
+        if let Some(refusal) = self.quarantined(&request.command)
+            && self.leads().is_some()
+        {
+            return to.send(&refusal);
+        }
         let wait = match (&request.command, origin) {
             (
                 Command::Acquire { caller, wait_ms, .. }
@@ -117,6 +122,8 @@ impl<E: Env> Shard<E> {
                 return Ok(());
             }
             Command::Begin { .. }
+            | Command::BeginRestored { .. }
+            | Command::EndQuarantine
             | Command::Expire { .. }
             | Command::EndForced { .. }
             | Command::EndDelay { .. }

@@ -1,7 +1,8 @@
 //! Reads (G7): at the leader, after a confirmed round; or here and now, marked stale.
 //!
 //! Linearizable reads go to the leader, whatever node was asked, because only the leader knows
-//! how long a lease may still run.
+//! how long a lease may still run. A stale one is answered by the node that was asked; the first
+//! for a while waits a little, so that it can tell its age (see `freshness`).
 
 use std::rc::Rc;
 
@@ -32,7 +33,7 @@ impl<E: Env> Shard<E> {
             _ => return to.error(ErrorCode::UNKNOWN_KIND, NodeId(0)),
         };
         if freshness == Freshness::Stale {
-            return to.send(&self.look(&request, true));
+            return self.read_stale(request, to);
         }
         let Some(leadership) = self.leads() else {
             if let Some(leader) = self.elsewhere(origin) {
@@ -53,6 +54,18 @@ impl<E: Env> Shard<E> {
                 Ok(()) => to.send(&shard.look(&request, false)),
                 Err(code) => to.error(code, shard.leader()),
             }
+            drop(room);
+        });
+    }
+
+    /// Reads what is here, as soon as it is known how old that is, or else soon.
+    fn read_stale(self: &Rc<Self>, request: Request, to: ReplyTo) {
+        let room = if self.begin_stale_read() { None } else { self.room() };
+        let Some(room) = room else { return to.send(&self.look(&request, true)) };
+        let shard = Rc::clone(self);
+        let _detached = E::Rt::spawn(async move {
+            shard.await_age().await;
+            to.send(&shard.look(&request, true));
             drop(room);
         });
     }
@@ -124,7 +137,9 @@ impl<E: Env> Shard<E> {
                 holder.remaining_ms = ttl_ms.map(|ttl_ms| self.remaining_ms(holder.lease, ttl_ms));
             }
         }
-        Reply::Keys(KeysReply { shard: self.id, revision: state.revision(), stale, keys, more })
+        let (shard, revision) = (self.id, state.revision());
+        let age_ms = if stale { self.age_ms() } else { None };
+        Reply::Keys(KeysReply { shard, revision, stale, age_ms, keys, more })
     }
 
     fn remaining_ms(&self, lease: LeaseId, ttl_ms: u32) -> u32 {

@@ -55,6 +55,8 @@ use self::checkpoint::ShardState;
 use self::inner::Inner;
 use self::record::Op;
 use self::recover::Opened;
+use self::replay::Replay;
+use self::survey::Survey;
 use crate::env::Env;
 
 /// What the log holds of one shard when it is opened.
@@ -100,6 +102,22 @@ impl<E: Env> Wal<E> {
         drop(E::Rt::spawn(spares::make_spares(inner.clone())));
         drop(E::Rt::spawn(spares::delete_segments(inner.clone())));
         Ok((Self { inner }, recovered))
+    }
+
+    /// What a log holds that nobody writes to any more, without opening it: nothing on the disk is
+    /// changed, so what was never acknowledged is still among it and may vanish.
+    pub async fn inspect(
+        identity: &WalIdentity,
+        disk: &E::Disk,
+    ) -> Result<BTreeMap<ShardId, Recovered>, WalError> {
+        // The length decides only which unused segments could be used.
+        let survey = Survey::take(disk, identity, 0).await?;
+        let Replay { ledger, mut entries } = survey::load(disk, &survey).await?.replay;
+        let recovered = ledger.shards().iter().map(|(shard, state)| {
+            let entries = entries.remove(shard).unwrap_or_default();
+            (*shard, Recovered::new(state, entries.into()))
+        });
+        Ok(recovered.collect())
     }
 
     /// A shard's part of the log.

@@ -63,6 +63,8 @@ pub(super) fn lease_of(kind: &EventKind) -> Option<LeaseId> {
         EventKind::Vacant { .. }
         | EventKind::LimitChanged { .. }
         | EventKind::DelayBegan { .. }
-        | EventKind::DelayEnded { .. } => None,
+        | EventKind::DelayEnded { .. }
+        | EventKind::QuarantineBegan { .. }
+        | EventKind::QuarantineEnded => None,
     }
 }

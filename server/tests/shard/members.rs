@@ -49,6 +49,7 @@ fn record() -> BirthRecord {
         shards: 1,
         key_hash: leasehold_protocol::shard::KEY_HASH,
         token_base: 100,
+        restored: None,
     }
 }
 
@@ -101,7 +102,7 @@ impl PeerService for Answers {
 }
 
 fn start_node(running: &Running, node: u64) -> (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>) {
-    let (shard, router) = start_routed(running);
+    let (shard, router) = start_routed(running, leasehold_protocol::ids::Token(100).into());
     let peers = running.peers.clone();
     let membership = Membership::new(shard.clone(), &router, peers.clone(), Rc::new(record()));
     router.set_membership(membership.clone());
@@ -111,10 +112,13 @@ fn start_node(running: &Running, node: u64) -> (Rc<Shard<SimEnv>>, Rc<Membership
     (shard, membership)
 }
 
+/// What runs on a machine.
+type Node = (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>);
+
 /// Four machines, of which the first three are the cluster.
 struct World {
     cluster: Cluster,
-    nodes: BTreeMap<u64, (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>)>,
+    nodes: BTreeMap<u64, Node>,
 }
 
 impl World {

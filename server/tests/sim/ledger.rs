@@ -169,7 +169,10 @@ impl ShardLedger {
 
 fn is_of_a_mode(kind: &EventKind) -> bool {
     match kind {
-        EventKind::LeaseOpened { .. } | EventKind::LeaseEnded { .. } => false,
+        EventKind::LeaseOpened { .. }
+        | EventKind::LeaseEnded { .. }
+        | EventKind::QuarantineBegan { .. }
+        | EventKind::QuarantineEnded => false,
         EventKind::Granted { key, .. }
         | EventKind::Queued { key, .. }
         | EventKind::WaitEnded { key, .. }

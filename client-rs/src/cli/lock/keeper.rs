@@ -4,12 +4,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use leasehold::{
-    AcquireError, Client, Config, Guard, HoldState, HoldWatch, MultiGuard, Session, YieldAsked,
-    Yields,
+    AcquireError, Client, Config, Guard, HoldState, HoldWatch, MultiGuard, Place, Session, Ticket,
+    YieldAsked, Yields,
 };
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines, Stdin};
 
+use super::super::beside;
 use super::super::exit::{CliError, code_of};
 use super::{Order, Reply, Word};
 
@@ -17,6 +18,8 @@ use super::{Order, Reply, Word};
 const LOOKS_PER_TTL: u32 = 20;
 /// How long killed processes may take to vanish before the lock is given back all the same.
 const VANISH: Duration = Duration::from_secs(2);
+/// How often the place in the queue is looked at.
+const PLACES_EVERY: Duration = Duration::from_millis(500);
 /// Longest line of the supervisor.
 const LINE_LEN_MAX: u64 = 64 * 1024;
 
@@ -115,7 +118,23 @@ async fn acquire_one(session: &Session, order: &Order) -> Result<Guard, AcquireE
     if let Some((permits, limit)) = order.permits {
         request = request.permits(permits, limit);
     }
-    request.lock_delay(Duration::from_millis(order.lock_delay_ms)).acquire().await
+    let request = request.lock_delay(Duration::from_millis(order.lock_delay_ms));
+    let acquiring = request.begin()?;
+    let ticket = acquiring.ticket();
+    beside(acquiring.granted(), tell_places(order, &ticket)).await
+}
+
+/// Tells the supervisor the place in the queue as it changes, if that is wanted.
+async fn tell_places(order: &Order, ticket: &Ticket) {
+    if !order.show_place {
+        return;
+    }
+    let mut places = ticket.places(PLACES_EVERY);
+    while let Ok(Some(place)) = places.next().await {
+        let Place { position, waiters_total, holders } = place;
+        let held_by = holders.first().map(|holder| (holder.label.clone(), holder.token.0));
+        let _ = say(&Word::Place { position, waiters_total, held_by }).await;
+    }
 }
 
 async fn acquire_several(session: &Session, order: &Order) -> Result<MultiGuard, AcquireError> {
@@ -127,7 +146,10 @@ async fn acquire_several(session: &Session, order: &Order) -> Result<MultiGuard,
     if let Some(wait_ms) = order.wait_ms {
         request = request.wait(Duration::from_millis(wait_ms));
     }
-    request.lock_delay(Duration::from_millis(order.lock_delay_ms)).acquire().await
+    let request = request.lock_delay(Duration::from_millis(order.lock_delay_ms));
+    let acquiring = request.begin()?;
+    let ticket = acquiring.ticket();
+    beside(acquiring.granted(), tell_places(order, &ticket)).await
 }
 
 /// Tells the supervisor each new end of validity until it wants the lock given back. Returns the

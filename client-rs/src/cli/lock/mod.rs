@@ -65,6 +65,9 @@ pub(super) struct Args {
     /// How many permits the semaphore has, 1 to 1024; all who use it must say the same
     #[arg(long, value_name = "M", requires = "permits")]
     of: Option<u32>,
+    /// While it waits, says on standard error how many wait before it, and who holds
+    #[arg(long)]
+    show_place: bool,
     /// The command and its arguments, passed on as they are
     #[arg(last = true, required = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -122,6 +125,8 @@ pub(super) struct Job {
     pub(super) shared: bool,
     /// Permits and the semaphore's limit.
     pub(super) permits: Option<(u32, u32)>,
+    /// Its place in the queue is told.
+    pub(super) show_place: bool,
     pub(super) term: Term,
     pub(super) command: Vec<OsString>,
 }
@@ -143,12 +148,15 @@ struct Order {
     permits: Option<(u32, u32)>,
     lock_delay_ms: u64,
     yields: bool,
+    show_place: bool,
 }
 
 /// What the keeper says, a line each.
 #[derive(Serialize, Deserialize, Debug, PartialEq, Eq)]
 #[serde(tag = "event", rename_all = "snake_case")]
 enum Word {
+    /// It waits there, for the hold with this label and token, if there is one.
+    Place { position: u32, waiters_total: u32, held_by: Option<(String, u64)> },
     /// Granted, under the token of the first key and those of the others after it.
     Held { token: u64, until_ns: u64 },
     /// Valid until this point of the system's clock.
@@ -176,9 +184,9 @@ enum Reply {
 }
 
 pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliError> {
-    let Args { key, also, term, value, shared, permits, of, command } = args;
+    let Args { key, also, term, value, shared, permits, of, show_place, command } = args;
     let permits = permits.zip(of);
-    run_job(options, Job { key, also, value, shared, permits, term, command }).await
+    run_job(options, Job { key, also, value, shared, permits, show_place, term, command }).await
 }
 
 /// Runs a command under a hold.
@@ -208,6 +216,7 @@ pub(super) async fn run_job(options: &Options, job: Job) -> Result<ExitCode, Cli
         permits: job.permits,
         lock_delay_ms: job.term.lock_delay().as_millis() as u64,
         yields: job.term.yields,
+        show_place: job.show_place,
     };
     supervisor::run(&order, &job.command, grace, options.json).await
 }

@@ -126,10 +126,18 @@ pub(super) async fn run(
 ) -> Result<ExitCode, CliError> {
     let mut signals = Signals::new()?;
     let mut keeper = Keeper::start(order).await?;
-    let word = tokio::select! {
-        word = keeper.word() => word,
-        // Not granted yet: the keeper cancels when its input closes.
-        signal = signals.next() => return Ok(ExitCode::from(128 + signal.as_raw() as u8)),
+    let word = loop {
+        let word = tokio::select! {
+            word = keeper.word() => word,
+            // Not granted yet: the keeper cancels when its input closes.
+            signal = signals.next() => return Ok(ExitCode::from(128 + signal.as_raw() as u8)),
+        };
+        match word {
+            Some(Word::Place { position, waiters_total, held_by }) => {
+                show_place(json, position, waiters_total, held_by);
+            }
+            word => break word,
+        }
     };
     let (token, until_ns) = match word {
         Some(Word::Held { token, until_ns }) => (token, until_ns),
@@ -159,6 +167,19 @@ pub(super) async fn run(
     drop(terminal);
     keeper.dismiss(if code == LOST { GOODBYE_LOST } else { GOODBYE }).await;
     Ok(ExitCode::from(code))
+}
+
+fn show_place(json: bool, position: u32, waiters_total: u32, held_by: Option<(String, u64)>) {
+    let (label, token) = held_by.clone().unzip();
+    let object = json!({
+        "event": "place", "position": position, "waiters_total": waiters_total,
+        "holder_label": label, "holder_token": token,
+    });
+    let held = held_by.map_or_else(
+        || "nobody holds it now".to_owned(),
+        |(label, token)| format!("{label} holds it, token {token}"),
+    );
+    note(json, &object, &format!("waits, {position} before it of {waiters_total} in all; {held}"));
 }
 
 /// The command, by way of `exec`, in a group of its own.

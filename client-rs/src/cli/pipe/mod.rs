@@ -10,6 +10,7 @@
 //! kept is bounded, and what goes beyond is answered and changes nothing.
 
 mod ask;
+mod members;
 mod request;
 mod serve;
 

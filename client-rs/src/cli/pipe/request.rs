@@ -1,5 +1,8 @@
 //! The requests of `pipe`, read strictly: an unknown field is an error that names it.
 
+use std::num::{NonZeroU32, NonZeroU64};
+
+use leasehold::{MemberChange, NewMember, NodeId};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
@@ -19,6 +22,8 @@ pub(super) struct Acquire {
     pub(super) reentrant: bool,
     #[serde(default)]
     pub(super) yields: bool,
+    #[serde(default)]
+    pub(super) places: bool,
     pub(super) lock_delay_ms: Option<u64>,
 }
 
@@ -49,6 +54,8 @@ pub(super) struct AcquireAll {
     pub(super) keys: Vec<String>,
     pub(super) wait_ms: Option<u64>,
     pub(super) value: Option<String>,
+    #[serde(default)]
+    pub(super) places: bool,
     pub(super) lock_delay_ms: Option<u64>,
 }
 
@@ -67,6 +74,8 @@ struct Campaign {
     value: String,
     wait_ms: Option<u64>,
     lock_delay_ms: Option<u64>,
+    #[serde(default)]
+    places: bool,
     #[serde(default)]
     yields: bool,
 }
@@ -107,6 +116,7 @@ impl From<Campaign> for Acquire {
             permits: None,
             limit: None,
             reentrant: false,
+            places: campaign.places,
             yields: campaign.yields,
             lock_delay_ms: campaign.lock_delay_ms,
         }
@@ -139,10 +149,19 @@ pub(super) struct OfHold {
     pub(super) token: Option<u64>,
 }
 
-/// `get`, `why`.
+/// `get`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Get {
+    pub(super) key: String,
+    #[serde(default)]
+    pub(super) stale: bool,
+}
+
+/// `why`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Why {
     pub(super) key: String,
 }
 
@@ -153,6 +172,91 @@ pub(super) struct Watch {
     pub(super) key: Option<String>,
     pub(super) prefix: Option<String>,
     pub(super) from: Option<String>,
+}
+
+/// `ls`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Ls {
+    #[serde(default)]
+    pub(super) prefix: String,
+    #[serde(default)]
+    pub(super) after: String,
+    pub(super) limit: Option<NonZeroU32>,
+    #[serde(default)]
+    pub(super) stale: bool,
+}
+
+/// `sessions`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Sessions {
+    pub(super) limit: Option<NonZeroU32>,
+}
+
+/// What needs no more than its name.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct Nothing {}
+
+/// `force_release`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ForceRelease {
+    pub(super) key: String,
+    pub(super) token: Option<u64>,
+    pub(super) why: String,
+    #[serde(default)]
+    pub(super) now: bool,
+}
+
+/// `transfer_leader`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TransferLeader {
+    #[serde(default)]
+    pub(super) shard: u32,
+    pub(super) to: Option<NonZeroU64>,
+}
+
+/// `member_add`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct MemberAdd {
+    node: NonZeroU64,
+    peer: String,
+    #[serde(default)]
+    client: String,
+}
+
+/// `member_remove`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct MemberRemove {
+    node: NonZeroU64,
+}
+
+/// `member_replace`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct MemberReplace {
+    old: NonZeroU64,
+    node: NonZeroU64,
+    peer: String,
+    #[serde(default)]
+    client: String,
+}
+
+/// `member_abort`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+struct MemberAbort {
+    operation: u64,
+}
+
+/// A new node, from its fields.
+fn new_member(node: NonZeroU64, peer_addr: String, client_addr: String) -> NewMember {
+    NewMember { node: NodeId(node.get()), peer_addr, client_addr }
 }
 
 /// `set_limit`.
@@ -184,10 +288,17 @@ pub(super) struct OfAcquire {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     Get(Get),
-    Why(Get),
+    Why(Why),
     Leader(Leader),
     SetLimit(SetLimit),
     Yield(Yield),
+    Ls(Ls),
+    Sessions(Sessions),
+    Status,
+    ForceRelease(ForceRelease),
+    TransferLeader(TransferLeader),
+    SpreadLeaders,
+    Members,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -206,6 +317,7 @@ pub(super) enum Op {
     Unobserve(Leader),
     Place(OfAcquire),
     Cancel(OfAcquire),
+    ChangeMembers(MemberChange),
 }
 
 /// A line that was not understood: the id, if it had one, and why.
@@ -264,9 +376,41 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
         "why" => Op::Ask(Ask::Why(read(fields)?)),
         "set_limit" => Op::Ask(Ask::SetLimit(read(fields)?)),
         "yield" => Op::Ask(Ask::Yield(read(fields)?)),
+        "ls" => Op::Ask(Ask::Ls(read(fields)?)),
+        "sessions" => Op::Ask(Ask::Sessions(read(fields)?)),
+        "status" => read(fields).map(|Nothing {}| Op::Ask(Ask::Status))?,
+        "force_release" => Op::Ask(Ask::ForceRelease(read(fields)?)),
+        "transfer_leader" => Op::Ask(Ask::TransferLeader(read(fields)?)),
+        "spread_leaders" => read(fields).map(|Nothing {}| Op::Ask(Ask::SpreadLeaders))?,
+        "members" => read(fields).map(|Nothing {}| Op::Ask(Ask::Members))?,
+        "member_add" | "member_remove" | "member_replace" | "member_abort" => {
+            Op::ChangeMembers(member_change(op, fields)?)
+        }
         "place" => Op::Place(read(fields)?),
         "cancel" => Op::Cancel(read(fields)?),
         other => return Err(format!("unknown op {other:?}")),
+    })
+}
+
+fn member_change(op: &str, fields: Map<String, Value>) -> Result<MemberChange, String> {
+    Ok(match op {
+        "member_add" => {
+            let MemberAdd { node, peer, client } = read(fields)?;
+            MemberChange::Add(new_member(node, peer, client))
+        }
+        "member_remove" => {
+            let MemberRemove { node } = read(fields)?;
+            MemberChange::Remove { node: NodeId(node.get()) }
+        }
+        "member_replace" => {
+            let MemberReplace { old, node, peer, client } = read(fields)?;
+            let new = new_member(node, peer, client);
+            MemberChange::Replace { old: NodeId(old.get()), new }
+        }
+        _ => {
+            let MemberAbort { operation } = read(fields)?;
+            MemberChange::Abort { operation }
+        }
     })
 }
 
@@ -292,6 +436,7 @@ mod tests {
             permits: None,
             limit: None,
             reentrant: false,
+            places: false,
             yields: false,
             lock_delay_ms: None,
         };

@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use leasehold::{
     ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, MultiGuard, Observation,
-    Session, Ticket, WatchTarget, YieldAsked, Yields,
+    Places, Session, Ticket, WatchTarget, YieldAsked, Yields,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
+use super::super::beside;
 use super::super::exit::{CliError, failure_json};
 use super::super::watch::place;
 use super::super::{json, observe};
 use super::ask::answer;
+use super::members::tell_members;
 use super::request::{
     Acquire, AcquireAll, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse,
 };
@@ -26,6 +28,8 @@ const LINE_LEN_MAX: u64 = 64 * 1024;
 const OPEN_MAX: usize = 4096;
 /// Elections that are observed at a time.
 const OBSERVED_MAX: usize = 64;
+/// How often the place of an acquire is looked at whose requester wants to know.
+const PLACES_EVERY: Duration = Duration::from_millis(500);
 /// Lines that wait to be written; with these, nothing more is read.
 const LINES_MAX: usize = 1024;
 
@@ -35,6 +39,8 @@ enum Done {
     /// And whether requests to yield are to be told.
     Granted(Guard, bool),
     GrantedAll(MultiGuard),
+    /// The number of a change of the membership that was begun.
+    Changing(u64),
 }
 
 type BoxFuture<T> = std::pin::Pin<Box<dyn Future<Output = T> + Send>>;
@@ -62,6 +68,8 @@ struct Pipe {
     groups: BTreeMap<u64, MultiGuard>,
     /// Elections that are observed.
     observed: BTreeMap<String, AbortHandle>,
+    /// Changes of the membership that are told of.
+    followed: BTreeMap<u64, AbortHandle>,
     tasks: JoinSet<(String, Done)>,
     open: Open,
     out: mpsc::Sender<Value>,
@@ -77,6 +85,7 @@ pub(super) async fn run(client: Client, session: Session, ttl: Duration) -> Resu
         holds: BTreeMap::new(),
         groups: BTreeMap::new(),
         observed: BTreeMap::new(),
+        followed: BTreeMap::new(),
         tasks: JoinSet::new(),
         open: BTreeMap::new(),
         out,
@@ -210,6 +219,15 @@ impl Pipe {
                 self.reply(&id, json!({ "ok": true })).await;
             }
             Op::Place(place) => self.place(id, &place.target).await,
+            Op::ChangeMembers(change) => {
+                let client = self.client.clone();
+                self.spawn(id, None, async move {
+                    match client.change_members(change).await {
+                        Ok(operation) => Done::Changing(operation),
+                        Err(error) => Done::Reply(failure_json(error.failure())),
+                    }
+                });
+            }
             Op::Ask(ask) => {
                 let client = self.client.clone();
                 self.spawn(id, None, async move {
@@ -297,8 +315,10 @@ impl Pipe {
             Ok(acquiring) => acquiring,
             Err(error) => return self.refuse(&id, error.failure()).await,
         };
-        self.spawn(id, Some(acquiring.ticket()), async move {
-            match acquiring.granted().await {
+        let ticket = acquiring.ticket();
+        let told = self.tell_places(&id, acquire.places.then(|| ticket.places(PLACES_EVERY)));
+        self.spawn(id, Some(ticket), async move {
+            match beside(acquiring.granted(), told).await {
                 Ok(guard) => Done::Granted(guard, acquire.yields),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
@@ -323,12 +343,29 @@ impl Pipe {
                 return self.spawn(id, None, async { Done::Reply(refusal) });
             }
         };
-        self.spawn(id, Some(acquiring.ticket()), async move {
-            match acquiring.granted().await {
+        let ticket = acquiring.ticket();
+        let told = self.tell_places(&id, acquire.places.then(|| ticket.places(PLACES_EVERY)));
+        self.spawn(id, Some(ticket), async move {
+            match beside(acquiring.granted(), told).await {
                 Ok(guard) => Done::GrantedAll(guard),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
+    }
+
+    /// Tells the places of a waiting acquire, if that is wanted.
+    fn tell_places(&self, id: &Value, places: Option<Places>) -> impl Future<Output = ()> + use<> {
+        let (id, out) = (id.clone(), self.out.clone());
+        async move {
+            let Some(mut places) = places else { return };
+            while let Ok(Some(place)) = places.next().await {
+                let mut line = json::place(&place);
+                (line["event"], line["acquire"]) = ("place".into(), id.clone());
+                if out.send(line).await.is_err() {
+                    return;
+                }
+            }
+        }
     }
 
     async fn release_all(&mut self, id: Value, token: u64) {
@@ -499,6 +536,10 @@ impl Pipe {
         let Some((id, ..)) = self.open.remove(name) else { return };
         match done {
             Done::Reply(reply) => self.reply(&id, reply).await,
+            Done::Changing(operation) => {
+                self.reply(&id, json!({ "ok": true, "operation": operation })).await;
+                self.follow(operation);
+            }
             Done::GrantedAll(guard) => {
                 let holds = guard.holds();
                 let token = holds.first().map_or(0, |(_, token)| token.0);
@@ -548,6 +589,15 @@ impl Pipe {
         }
     }
 
+    /// Tells how far a change of the membership is, once however often it was asked for.
+    fn follow(&mut self, operation: u64) {
+        self.followed.retain(|_, follower| !follower.is_finished());
+        let (client, out) = (self.client.clone(), self.out.clone());
+        self.followed
+            .entry(operation)
+            .or_insert_with(|| tokio::spawn(tell_members(client, operation, out)).abort_handle());
+    }
+
     async fn reply(&self, id: &Value, mut reply: Value) {
         if reply.get("ok").is_none() {
             reply["ok"] = true.into();
@@ -562,7 +612,7 @@ impl Pipe {
 
     /// Gives everything back.
     async fn close(mut self) -> Result<(), CliError> {
-        self.observed.values().for_each(AbortHandle::abort);
+        self.observed.values().chain(self.followed.values()).for_each(AbortHandle::abort);
         self.tasks.shutdown().await;
         let own: Vec<Guard> = std::mem::take(&mut self.holds)
             .into_values()

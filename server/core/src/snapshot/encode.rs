@@ -8,13 +8,13 @@ use alloc::rc::Rc;
 use alloc::vec::{self, Vec};
 
 use leasehold_protocol::codec;
-use leasehold_protocol::ids::{LeaseId, Number};
+use leasehold_protocol::ids::{LeaseId, Number, Secret};
 use leasehold_protocol::member::MemberInfo;
 use leasehold_protocol::planted;
 
 use super::item::{
     AskedItem, End, ForcedItem, GhostItem, Header, HoldItem, Item, ItemKind, KeyItem, LastEndItem,
-    LeaseItem, MembersItem, RecordItem, WaiterItem,
+    LeaseItem, MembersItem, QuarantineItem, RecordItem, WaiterItem,
 };
 use super::{BLOCK_HEADER_LEN, CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
 use crate::blob::Key;
@@ -28,6 +28,9 @@ use crate::table::{self, Ghost, Hold, KeyState, Lease, Waiter};
 /// the decoder.
 pub struct Encoder {
     header: Option<Header>,
+    quarantine: Option<QuarantineItem>,
+    /// Leave secrets out.
+    redacted: bool,
     leases: IntoIter<LeaseId, Rc<Lease>>,
     memory: Option<MemoryLeft>,
     keys: IntoIter<Key, Rc<KeyState>>,
@@ -69,8 +72,11 @@ impl Encoder {
             last_lease: state.last_lease,
             digest: state.digest(),
         };
+        let quarantine_ms = state.quarantine_ms;
         Self {
             header: Some(header),
+            quarantine: (quarantine_ms > 0).then_some(QuarantineItem { quarantine_ms }),
+            redacted: false,
             leases: state.leases.clone().into_iter(),
             memory: None,
             keys: state.keys.clone().into_iter(),
@@ -86,9 +92,23 @@ impl Encoder {
         }
     }
 
+    /// Freezes the state as it is now, to be written without the secrets of its leases: enough to
+    /// know what there was, not enough to act as any of them. Only `Decoder::redacted` reads it.
+    pub fn redacted(state: &State) -> Self {
+        Self { redacted: true, ..Self::new(state) }
+    }
+
     fn next_item(&mut self) -> Option<Item> {
+        let item = self.next_whole_item()?;
+        Some(if self.redacted { without_secrets(item) } else { item })
+    }
+
+    fn next_whole_item(&mut self) -> Option<Item> {
         if let Some(header) = self.header.take() {
             return Some(Item::Header(header));
+        }
+        if let Some(quarantine) = self.quarantine.take() {
+            return Some(Item::Quarantine(quarantine));
         }
         if let Some(item) = self.memory.as_mut().and_then(MemoryLeft::next_item) {
             return Some(item);
@@ -192,6 +212,15 @@ impl Iterator for Encoder {
         chunk[head + 4..start].copy_from_slice(&self.checksum.to_le_bytes());
         Some(chunk)
     }
+}
+
+fn without_secrets(mut item: Item) -> Item {
+    match &mut item {
+        Item::Lease(lease) => lease.secret = Secret::default(),
+        Item::Waiter(WaiterItem { own: Some(own), .. }) => own.secret = Secret::default(),
+        _ => {}
+    }
+    item
 }
 
 fn append(chunk: &mut Vec<u8>, item: &Item) {

@@ -27,6 +27,13 @@ pub(super) enum Item {
     Members(MembersItem),
     /// ...then each node, ascending.
     Member(MemberInfo),
+    /// Directly after the header, of a restored cluster that waits.
+    Quarantine(QuarantineItem),
+}
+
+#[derive(Archive, Serialize, Deserialize, Clone, Copy)]
+pub(super) struct QuarantineItem {
+    pub(super) quarantine_ms: u32,
 }
 
 #[derive(Archive, Serialize, Deserialize, Clone, Copy)]

@@ -55,8 +55,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn command(&mut self, step: usize, op: Op, model: &Model) -> Command {
         if step < 3 {
-            return [open(5_000), Command::Begin { token_base: Token(100) }, open(5_000)][step]
-                .clone();
+            return [open(5_000), begin(op), open(5_000)][step].clone();
         }
         let command = match op.kind {
             0..=1 if model.leases.len() < 7 => return open(1_000 + u32::from(op.how)),
@@ -70,6 +69,7 @@ impl Driver {
             34..=35 => return force(op, model),
             36 => return end_forced(op, model),
             37..=38 => return self.time_out(op, model),
+            39 if op.how < 128 => return Command::EndQuarantine,
             40..=43 => self.convert(op, model),
             44..=55 => self.acquire_all(op, model),
             56..=57 => return set_limit(op, model),
@@ -443,6 +443,17 @@ fn end_forced(op: Op, model: &Model) -> Command {
     Command::EndForced { key, token }
 }
 
+/// One shard in eight is a restored cluster's.
+fn begin(op: Op) -> Command {
+    let token_base = Token(100);
+    if op.how >= 32 {
+        return Command::Begin { token_base };
+    }
+    let (lease_base, revision_base) = (u64::from(op.who), 0);
+    let quarantine_ms = u32::from(op.how % 4) * 1_000;
+    Command::BeginRestored { token_base, lease_base, revision_base, quarantine_ms }
+}
+
 fn kind_of(command: &Command) -> &'static str {
     match command {
         Command::Open { .. } => "open",
@@ -465,6 +476,8 @@ fn kind_of(command: &Command) -> &'static str {
         Command::Member(_) => "member",
         Command::SetValue { .. } => "set_value",
         Command::AskYield { .. } => "ask_yield",
+        Command::BeginRestored { .. } => "begin_restored",
+        Command::EndQuarantine => "end_quarantine",
     }
 }
 

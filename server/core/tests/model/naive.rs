@@ -17,6 +17,8 @@ pub(crate) struct Model {
     pub(crate) begun: bool,
     pub(crate) token: u64,
     pub(crate) minted: u64,
+    /// Until it is 0 nothing is granted.
+    quarantine_ms: u32,
     pub(crate) leases: Vec<Lease>,
     pub(crate) keys: BTreeMap<Vec<u8>, Entry>,
     /// How the last hold of each key ended: lease, token, reason, revision.
@@ -230,21 +232,47 @@ impl Memory {
 }
 
 impl Model {
+    /// The outcome of a beginning, or of what comes too early.
+    fn begin(&mut self, run: &mut Run, command: &Command) -> Option<Applied> {
+        let (token_base, lease_base, quarantine_ms) = match command {
+            Command::Begin { token_base } => (token_base, 0, 0),
+            Command::BeginRestored { token_base, lease_base, quarantine_ms, .. } => {
+                (token_base, *lease_base, *quarantine_ms)
+            }
+            _ if !self.begun => return Some(refuse(ErrorCode::NOT_READY)),
+            _ if self.quarantine_ms > 0 && is_acquire(command) => {
+                return Some(refuse(ErrorCode::QUARANTINED));
+            }
+            _ => return None,
+        };
+        if self.begun {
+            return Some(refuse(ErrorCode::ALREADY_BEGUN));
+        }
+        (self.begun, self.token, self.minted) = (true, token_base.0, lease_base);
+        self.quarantine_ms = quarantine_ms;
+        if quarantine_ms > 0 {
+            run.events.push(EventKind::QuarantineBegan { for_ms: quarantine_ms });
+        }
+        Some(Ok(Outcome::Begun { revision: run.revision }))
+    }
+
+    fn end_quarantine(&mut self, run: &mut Run) -> Applied {
+        if self.quarantine_ms == 0 {
+            return refuse(ErrorCode::ALREADY_BEGUN);
+        }
+        self.quarantine_ms = 0;
+        run.events.push(EventKind::QuarantineEnded);
+        Ok(Outcome::Changed { token: Token(0), revision: run.revision })
+    }
+
     fn dispatch(&mut self, run: &mut Run, command: &Command) -> Applied {
         let revision = run.revision;
-        if let Command::Begin { token_base } = command {
-            if self.begun {
-                return refuse(ErrorCode::ALREADY_BEGUN);
-            }
-            self.begun = true;
-            self.token = token_base.0;
-            return Ok(Outcome::Begun { revision });
-        }
-        if !self.begun {
-            return refuse(ErrorCode::NOT_READY);
+        if let Some(begun) = self.begin(run, command) {
+            return begun;
         }
         match command {
-            Command::Begin { .. } => unreachable!(),
+            Command::Begin { .. } | Command::BeginRestored { .. } => unreachable!(),
+            Command::EndQuarantine => self.end_quarantine(run),
             Command::Open { ttl_ms, secret, .. } => {
                 let lease = self.mint(run, *ttl_ms, *secret, false);
                 Ok(Outcome::Opened { lease, revision })

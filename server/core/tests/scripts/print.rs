@@ -160,6 +160,8 @@ pub(crate) fn event(names: &Names, event: &Event, out: &mut String) {
             text(who),
             text(why)
         ),
+        EventKind::QuarantineBegan { for_ms } => format!("quarantine_began for={for_ms}"),
+        EventKind::QuarantineEnded => "quarantine_ended".to_owned(),
         EventKind::DelayEnded { key, token } => {
             format!("delay_ended {} token={token}", text(key))
         }

@@ -67,6 +67,8 @@ fn command(command: &Command) -> &'static str {
         Command::Member(_) => "member",
         Command::SetValue { .. } => "set_value",
         Command::AskYield { .. } => "ask_yield",
+        Command::BeginRestored { .. } => "begin_restored",
+        Command::EndQuarantine => "end_quarantine",
     }
 }
 

@@ -8,8 +8,13 @@ use rand::{RngExt, SeedableRng};
 
 use super::*;
 
-const NOW: Mint =
-    Mint { cluster: ClusterId([9; 16]), wall_ms: 2000, earliest_ms: 1000, token_floor: 0 };
+const NOW: Mint = Mint {
+    cluster: ClusterId([9; 16]),
+    wall_ms: 2000,
+    earliest_ms: 1000,
+    token_floor: 0,
+    restore: None,
+};
 
 fn disk(number: u8) -> DiskId {
     DiskId([number; 16])
@@ -512,4 +517,26 @@ fn two_machines_that_believe_to_be_the_lowest_node_never_found_two_clusters() {
         if world.founded.is_empty() { none += 1 } else { founded += 1 }
     }
     assert!(founded > 50 && none > 50, "the runs are too kind: {founded} and {none}");
+}
+
+#[test]
+fn a_restored_birth_carries_what_it_takes_over_and_needs_a_clock_that_is_not_behind() {
+    let restored = leasehold_protocol::birth::Restored {
+        from: ClusterId([1; 16]),
+        lease_base: 2,
+        revision_base: 3,
+        quarantine_ms: 4,
+    };
+    let plan = RestorePlan { old_wall_ms: 2000, token_floor: 3000 << 10, restored };
+    let all = answers(&[&fresh(2), &fresh(3)]);
+    let mint = Mint { restore: Some(plan), ..NOW };
+    let record = fresh(1).answered(&all, || mint).unwrap().unwrap().record;
+    assert_eq!((record.restored, record.token_base), (Some(restored), 3000 << 10));
+    let later = Mint { wall_ms: 4000, ..mint };
+    let record = fresh(1).answered(&all, || later).unwrap().unwrap().record;
+    assert_eq!(record.token_base, 4000 << 10, "the clock is ahead by now");
+    let behind = Mint { wall_ms: 1999, token_floor: 1, ..mint };
+    let error = fresh(1).answered(&all, || behind).unwrap_err();
+    assert_eq!(error.exit(), Exit::Clock);
+    assert!(error.to_string().contains("1999") && error.to_string().contains("2000"), "{error}");
 }

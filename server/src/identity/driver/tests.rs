@@ -89,7 +89,7 @@ async fn yield_once() {
 }
 
 fn mint() -> Mint {
-    Mint { cluster: ClusterId([9; 16]), wall_ms: 2, earliest_ms: 1, token_floor: 0 }
+    Mint { cluster: ClusterId([9; 16]), wall_ms: 2, earliest_ms: 1, token_floor: 0, restore: None }
 }
 
 async fn run(node: Rc<Node>, wire: Wire) -> Option<BirthRecord> {

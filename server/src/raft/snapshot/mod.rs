@@ -65,10 +65,7 @@ impl<E: Env> Snapshots<E> {
         wal: WalShard<E>,
         owner: Owner,
     ) -> io::Result<(Rc<Self>, Option<Loaded>)> {
-        let prefix = name_prefix(owner);
-        let mut names: Vec<String> = disk.list().await?;
-        names.retain(|name| name.starts_with(&prefix) && name.ends_with(SUFFIX));
-        names.sort();
+        let names = names(&disk, owner).await?;
         let (kept, damaged, published) = Default::default();
         let this = Self { disk, wal, owner, kept, damaged, published };
         let mut newest = None;
@@ -148,19 +145,7 @@ impl<E: Env> Snapshots<E> {
     }
 
     async fn load(&self, name: &str) -> Result<Loaded, LoadError> {
-        let mut reader = FileReader::new(self.owner);
-        let mut decoder = StateReader::new(self.owner);
-        let mut offset = 0;
-        loop {
-            let bytes = self.read(name, offset).await?;
-            reader.feed(&bytes, |chunk| decoder.feed(chunk))?;
-            offset += bytes.len() as u64;
-            if bytes.len() < SNAPSHOT_CHUNK_MAX {
-                break;
-            }
-        }
-        let (meta, digest) = reader.finish()?;
-        Ok(Loaded { meta, state: decoder.finish(digest)? })
+        load(&self.disk, self.owner, name).await
     }
 
     /// What a file says it covers, without reading all of it.
@@ -197,6 +182,45 @@ impl<E: Env> Snapshots<E> {
         }
         Ok(())
     }
+}
+
+/// The files of an owner's snapshots, the newest last.
+async fn names<D: Disk>(disk: &D, owner: Owner) -> io::Result<Vec<String>> {
+    let prefix = name_prefix(owner);
+    let mut names: Vec<String> = disk.list().await?;
+    names.retain(|name| name.starts_with(&prefix) && name.ends_with(SUFFIX));
+    names.sort();
+    Ok(names)
+}
+
+async fn load<D: Disk>(disk: &D, owner: Owner, name: &str) -> Result<Loaded, LoadError> {
+    let mut reader = FileReader::new(owner);
+    let mut decoder = StateReader::new(owner);
+    let mut offset = 0;
+    loop {
+        let bytes = disk.read_at(name, offset, SNAPSHOT_CHUNK_MAX).await?;
+        reader.feed(&bytes, |chunk| decoder.feed(chunk))?;
+        offset += bytes.len() as u64;
+        if bytes.len() < SNAPSHOT_CHUNK_MAX {
+            break;
+        }
+    }
+    let (meta, digest) = reader.finish()?;
+    Ok(Loaded { meta, state: decoder.finish(digest)? })
+}
+
+/// The newest sound snapshot on a disk that nobody uses, if there is one.
+pub(crate) async fn newest<D: Disk>(disk: &D, owner: Owner) -> Result<Option<Loaded>, LoadError> {
+    for name in names(disk, owner).await?.iter().rev() {
+        match load(disk, owner, name).await {
+            Ok(loaded) => return Ok(Some(loaded)),
+            Err(LoadError::Bad(error)) => {
+                tracing::warn!(shard = owner.shard.0, file = name, "passed over: {error}");
+            }
+            Err(error @ LoadError::Io(_)) => return Err(error),
+        }
+    }
+    Ok(None)
 }
 
 /// Why a snapshot was not loaded.

@@ -1,0 +1,145 @@
+//! Giving out a shard's state for a backup: frozen by the leader after a confirmed round, then part
+//! by part as it is asked for.
+//!
+//! A frozen state shares its tables with the live one until one of them changes, so it costs memory
+//! as long as it is kept. Bounds: `OPEN_MAX` at once, each dropped when nobody asked for `IDLE_MAX`;
+//! beyond them the answer is `busy`. A backup ends with the process and does not move with the
+//! leadership: whoever reads it begins the shard anew.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use leasehold_core::snapshot::Encoder;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::NodeId;
+use leasehold_protocol::reply::{BackupReply, BackupShard, Reply};
+use leasehold_protocol::request::{BackupRequest, Request};
+use openraft::AsyncRuntime;
+
+use super::{Origin, Shard};
+use crate::env::{Clock, Env, MonoTime};
+use crate::net::ReplyTo;
+
+/// Backups of one shard that are under way at once.
+const OPEN_MAX: usize = 4;
+/// One that nobody reads for so long is dropped.
+const IDLE_MAX: Duration = Duration::from_secs(30);
+/// A part is closed once it has this many bytes.
+const PART_LEN: usize = 256 * 1024;
+
+/// The backups of one shard that are under way.
+#[derive(Default)]
+pub(super) struct Backups {
+    open: BTreeMap<u64, Open>,
+}
+
+struct Open {
+    encoder: Encoder,
+    about: BackupShard,
+    /// The part that was given out last, for a repeated request.
+    last: BackupReply,
+    used: MonoTime,
+}
+
+impl Open {
+    /// The part that was asked for, if it is the next one or the last once more.
+    fn part(&mut self, part: u32) -> Option<Reply> {
+        if part == self.last.part + 1 && !self.last.last {
+            self.advance(part);
+        }
+        (part == self.last.part).then(|| Reply::Backup(self.last.clone()))
+    }
+
+    fn advance(&mut self, part: u32) {
+        let mut bytes = Vec::new();
+        let mut last = false;
+        while bytes.len() < PART_LEN && !last {
+            match self.encoder.next() {
+                Some(chunk) => bytes.extend_from_slice(&chunk),
+                None => last = true,
+            }
+        }
+        self.last = BackupReply { about: self.about, part, last, bytes, ticket: self.last.ticket };
+    }
+}
+
+impl<E: Env> Shard<E> {
+    pub(super) fn backup(self: &Rc<Self>, request: BackupRequest, to: ReplyTo, origin: Origin) {
+        let Some(leadership) = self.leads() else {
+            if let Some(leader) = self.elsewhere(origin) {
+                let timeout_ms = request.timeout_ms;
+                return self.forward(leader, Request::Backup(request), timeout_ms, to);
+            }
+            return to.error(ErrorCode::NOT_LEADER, self.leader());
+        };
+        if request.ticket != 0 {
+            return self.continue_backup(request, &to);
+        }
+        let Some(room) = self.room() else { return self.busy(&to) };
+        let shard = Rc::clone(self);
+        let _detached = E::Rt::spawn(async move {
+            match shard.confirmed(leadership, request.timeout_ms).await {
+                Ok(()) => shard.begin_backup(&to),
+                Err(code) => to.error(code, shard.leader()),
+            }
+            drop(room);
+        });
+    }
+
+    fn continue_backup(&self, request: BackupRequest, to: &ReplyTo) {
+        let mut backups = self.backups.borrow_mut();
+        let part = backups.open.get_mut(&request.ticket).and_then(|open| {
+            open.used = self.clock.now();
+            open.part(request.part)
+        });
+        match part {
+            Some(reply) => to.send(&reply),
+            None => to.error(ErrorCode::BACKUP_GONE, NodeId(0)),
+        }
+    }
+
+    /// Freezes the state and answers its first part. The caller has just confirmed the leadership.
+    fn begin_backup(self: &Rc<Self>, to: &ReplyTo) {
+        if self.backups.borrow().open.len() >= OPEN_MAX {
+            return self.busy(to);
+        }
+        let (encoder, about) = {
+            let state = self.state.borrow();
+            (Encoder::redacted(&state), state.about())
+        };
+        let ticket = self.ticket();
+        let last = BackupReply { about, ticket, part: 0, last: false, bytes: Vec::new() };
+        let mut open = Open { encoder, about, last, used: self.clock.now() };
+        open.advance(0);
+        to.send(&Reply::Backup(open.last.clone()));
+        self.backups.borrow_mut().open.insert(ticket, open);
+        let shard = Rc::clone(self);
+        let _detached = E::Rt::spawn(async move { shard.drop_when_idle(ticket).await });
+    }
+
+    /// Not 0, of this node and this moment alone: a request that meets another leader's backup
+    /// must not be answered from it.
+    fn ticket(&self) -> u64 {
+        let backups = self.backups.borrow();
+        let mut ticket = (self.clock.now().0 << 8 | self.peers.node().0 & 0xff).max(1);
+        while backups.open.contains_key(&ticket) {
+            ticket += 1 << 8;
+        }
+        ticket
+    }
+
+    async fn drop_when_idle(&self, ticket: u64) {
+        loop {
+            let idle = match self.backups.borrow().open.get(&ticket) {
+                None => return,
+                Some(open) => self.clock.now().since(open.used),
+            };
+            if idle >= IDLE_MAX {
+                break;
+            }
+            E::Rt::sleep(IDLE_MAX.saturating_sub(idle)).await;
+        }
+        self.backups.borrow_mut().open.remove(&ticket);
+    }
+}
