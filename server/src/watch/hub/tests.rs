@@ -42,8 +42,12 @@ struct Rig {
 
 impl Rig {
     fn new(history: usize) -> Self {
+        Self::with(Sizes { history, ..Sizes::of(1) })
+    }
+
+    fn with(sizes: Sizes) -> Self {
         let state = State::new(ShardId(0));
-        let hub = Hub::new(&state, Sizes { history, ..Sizes::of(1) });
+        let hub = Hub::new(&state, sizes);
         let mut rig = Self { state, hub, client: Rc::default(), number: 1 };
         rig.apply(&[Command::Begin { token_base: Token(100) }]);
         let label = b"worker".to_vec();
@@ -341,6 +345,24 @@ fn a_revision_with_more_events_than_a_frame_takes_is_told_in_one_go() {
     assert!(last.ends_with(&format!("] {head}")), "{last}");
     let before = format!("] {}+", head - 1);
     assert!(others.iter().all(|told| told.ends_with(&before)), "{told:?}");
+}
+
+#[test]
+fn an_answer_ends_between_revisions_only() {
+    let mut rig = Rig::with(Sizes { replay: 1_000, ..Sizes::of(1) });
+    for at in 0..20 {
+        let acquire = rig.acquire(&format!("k/{at}"));
+        rig.apply(&[acquire]);
+    }
+    let before = rig.state.revision();
+    rig.apply(&[Command::Close { lease: LeaseId(1), secret: SECRET }]);
+    rig.open(1, &prefix(""), Start::After(before));
+    let told = rig.told();
+    let revision = (before.0 + 1).to_string();
+    let ends = told[0].matches(&format!("{revision} ")).count();
+    assert!(ends >= 39 && told[0].ends_with(&format!("] {revision}")), "{told:?}");
+    rig.churn("a");
+    assert_eq!(rig.told().len(), 1, "it goes on by itself");
 }
 
 #[test]
