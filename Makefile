@@ -6,10 +6,10 @@ N ?= 40
 FROM ?= 0
 TIMES ?= 10
 
-.PHONY: help build demo dev test verify fix bench torture sim mutants hostile docs clean
+.PHONY: help build demo dev test verify fix bench torture sim mutants hostile s3 docs clean
 
 help: ## Lists the targets.
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 build: ## Builds all programs (debug).
 	$(CARGO) build --workspace --bins
@@ -52,6 +52,10 @@ hostile: ## Mutates frames, logs and snapshots TIMES=10 times as often as the te
 		$(CARGO) test --workspace --test hostile --test hostile_peers --test wal_images -- --nocapture
 	HOSTILE_TIMES=$(TIMES) HOSTILE_SEED=$(or $(SEED),1) \
 		$(CARGO) test --workspace --lib hostile -- --nocapture
+
+s3: ## Builds with object stores, and tests backups in one that runs here.
+	$(CARGO) build --workspace --bins --features leasehold-bench/s3
+	$(CARGO) test --workspace --features leasehold-bench/s3 --test identity -- s3::
 
 docs: ## Builds the API documentation.
 	$(CARGO) doc --workspace --no-deps

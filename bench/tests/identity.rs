@@ -3,6 +3,9 @@
 
 #[path = "identity/backup.rs"]
 mod backup;
+#[cfg(feature = "s3")]
+#[path = "identity/s3.rs"]
+mod s3;
 
 use std::process::{Output, Stdio};
 use std::sync::Arc;

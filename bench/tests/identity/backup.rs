@@ -22,16 +22,16 @@ const WAIT_LEFT: Duration = Duration::from_millis(2_600);
 const DATA_DIR_FOREIGN: i32 = 5;
 const DATA_DIR_IN_USE: i32 = 4;
 const BACKUP_UNUSABLE: i32 = 15;
-const USAGE: i32 = 2;
+pub(super) const USAGE: i32 = 2;
 // Of `leasehold`.
-const FAILED: i32 = 125;
+pub(super) const FAILED: i32 = 125;
 
 fn key(index: u64) -> String {
     format!("job/{}", index % KEYS)
 }
 
 /// Runs a test while no other one starts processes.
-fn alone(test: impl Future<Output = ()>) {
+pub(super) fn alone(test: impl Future<Output = ()>) {
     let _alone = process::alone();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
@@ -39,11 +39,11 @@ fn alone(test: impl Future<Output = ()>) {
 }
 
 /// Runs a program to its end.
-fn output(mut command: Command) -> Output {
+pub(super) fn output(mut command: Command) -> Output {
     command.output().expect("it runs")
 }
 
-fn expect(output: &Output, code: i32, words: &[&str]) -> String {
+pub(super) fn expect(output: &Output, code: i32, words: &[&str]) -> String {
     let text = [&output.stdout[..], &output.stderr[..]].concat();
     let text = String::from_utf8_lossy(&text).into_owned();
     assert_eq!(output.status.code(), Some(code), "{text}");
@@ -60,14 +60,14 @@ fn cli(cluster: &Cluster, args: &[&str]) -> Output {
 }
 
 /// `restore` or `recover` with the arguments of a node's start.
-fn restoring(cluster: &Cluster, node: u64, verb: &str, further: &[&str]) -> Output {
+pub(super) fn restoring(cluster: &Cluster, node: u64, verb: &str, further: &[&str]) -> Output {
     let start = cluster.command(node).expect("a command");
     let mut command = Command::new(start.get_program());
     command.arg(verb).args(further).args(start.get_args().skip(1));
     output(command)
 }
 
-fn session(client: &Client) -> Session {
+pub(super) fn session(client: &Client) -> Session {
     client.session(TTL).expect("a session")
 }
 
@@ -88,7 +88,7 @@ async fn work(session: &Session, grants: u64) -> u64 {
 }
 
 /// A cluster that is to replace another: everything but its processes.
-fn replacement(shards: u32) -> Cluster {
+pub(super) fn replacement(shards: u32) -> Cluster {
     let spec = Spec { name: "restored".into(), shards, ..Spec::default() };
     Cluster::prepare(spec).expect("a directory")
 }
@@ -119,6 +119,15 @@ async fn check_new_tokens(cluster: &Cluster, began: u64, old_highest: u64) {
     session.close().await.expect("closed");
     let leases = client.sessions(10).await.expect("a listing");
     assert!(leases.is_empty(), "old sessions live on: {leases:?}");
+}
+
+/// Changes one bit in the middle of a file.
+#[cfg(feature = "s3")]
+pub(super) fn damage(path: &Path) {
+    let mut bytes = std::fs::read(path).expect("the file");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 4;
+    std::fs::write(path, bytes).expect("written");
 }
 
 fn damaged(backup: &Path, change: impl Fn(&mut Vec<u8>)) -> PathBuf {

@@ -3,7 +3,8 @@
 //!
 //! A frozen state shares its tables with the live one until one of them changes, so it costs memory
 //! as long as it is kept. Bounds: `OPEN_MAX` at once, each dropped when nobody asked for `IDLE_MAX`;
-//! beyond them the answer is `busy`. A backup ends with the process and does not move with the
+//! one that is read to its end gives way to a further one before that, and if there is none such
+//! the answer is `busy`. A backup ends with the process and does not move with the
 //! leadership: whoever reads it begins the shard anew.
 
 use std::collections::BTreeMap;
@@ -32,6 +33,28 @@ const PART_LEN: usize = 256 * 1024;
 #[derive(Default)]
 pub(super) struct Backups {
     open: BTreeMap<u64, Open>,
+    /// The ticket that was given out last.
+    newest: u64,
+}
+
+impl Backups {
+    /// Whether there is room for one more. Of those that are read to their end, which are kept for
+    /// a repeated request alone, the one that was asked for least lately goes.
+    fn make_room(&mut self) -> bool {
+        if self.open.len() < OPEN_MAX {
+            return true;
+        }
+        let done = self.open.iter().filter(|(_, open)| open.last.last);
+        let oldest = done.min_by_key(|(_, open)| open.used).map(|(ticket, _)| *ticket);
+        oldest.is_some_and(|ticket| self.open.remove(&ticket).is_some())
+    }
+
+    /// Not 0, never the same twice, of this node and this moment alone: a request that meets
+    /// another backup must not be answered from it.
+    fn ticket(&mut self, now: MonoTime, node: NodeId) -> u64 {
+        self.newest = (now.0 << 8 | node.0 & 0xff).max(self.newest + (1 << 8));
+        self.newest
+    }
 }
 
 struct Open {
@@ -101,14 +124,14 @@ impl<E: Env> Shard<E> {
 
     /// Freezes the state and answers its first part. The caller has just confirmed the leadership.
     fn begin_backup(self: &Rc<Self>, to: &ReplyTo) {
-        if self.backups.borrow().open.len() >= OPEN_MAX {
+        if !self.backups.borrow_mut().make_room() {
             return self.busy(to);
         }
         let (encoder, about) = {
             let state = self.state.borrow();
             (Encoder::redacted(&state), state.about())
         };
-        let ticket = self.ticket();
+        let ticket = self.backups.borrow_mut().ticket(self.clock.now(), self.peers.node());
         let last = BackupReply { about, ticket, part: 0, last: false, bytes: Vec::new() };
         let mut open = Open { encoder, about, last, used: self.clock.now() };
         open.advance(0);
@@ -116,17 +139,6 @@ impl<E: Env> Shard<E> {
         self.backups.borrow_mut().open.insert(ticket, open);
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move { shard.drop_when_idle(ticket).await });
-    }
-
-    /// Not 0, of this node and this moment alone: a request that meets another leader's backup
-    /// must not be answered from it.
-    fn ticket(&self) -> u64 {
-        let backups = self.backups.borrow();
-        let mut ticket = (self.clock.now().0 << 8 | self.peers.node().0 & 0xff).max(1);
-        while backups.open.contains_key(&ticket) {
-            ticket += 1 << 8;
-        }
-        ticket
     }
 
     async fn drop_when_idle(&self, ticket: u64) {
