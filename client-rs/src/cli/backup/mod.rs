@@ -50,16 +50,16 @@ enum Verb {
 
 #[derive(clap::Args, Debug)]
 struct PlaceArg {
-    /// The backup: a file, or s3://BUCKET/NAME
-    #[arg(value_name = "PLACE")]
+    /// The backup: a file, or an object of a store
+    #[arg(value_name = "FILE | s3://BUCKET/NAME")]
     place: OsString,
 }
 
 #[cfg(feature = "s3")]
 #[derive(clap::Args, Debug)]
 struct FetchArgs {
-    /// The backup, s3://BUCKET/NAME
-    #[arg(value_name = "OBJECT")]
+    /// The backup in the store
+    #[arg(value_name = "s3://BUCKET/NAME")]
     object: OsString,
     /// The file to be made
     #[arg(value_name = "FILE")]
@@ -91,7 +91,11 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
         }
         Verb::Verify(PlaceArg { place }) => {
             let place = Place::parse(&place)?;
-            let contents = verify(&place).await?;
+            let contents = match &place {
+                Place::File(path) => file::verify(path, &place)?,
+                #[cfg(feature = "s3")]
+                Place::Object(name) => Object::open(name)?.verify().await?,
+            };
             tell(options, "sound", &place, &contents)
         }
         #[cfg(feature = "s3")]
@@ -153,14 +157,6 @@ async fn publish(draft: &mut impl Draft, place: &Place) -> Result<Contents, CliE
     let contents = draft.check(place).await?;
     draft.publish().await?;
     Ok(contents)
-}
-
-async fn verify(place: &Place) -> Result<Contents, CliError> {
-    match place {
-        Place::File(path) => file::verify(path, place),
-        #[cfg(feature = "s3")]
-        Place::Object(name) => Object::open(name)?.verify().await,
-    }
 }
 
 #[cfg(feature = "s3")]
