@@ -202,29 +202,42 @@ fn check_order(watcher: &Watched, told: &mut Told) -> Result<(), String> {
     Ok(())
 }
 
-/// All changes; two watchers that were told one were told the same of it.
+/// All changes; two watchers that were told one were told the same of the keys that both watch.
 fn union(watchers: &[Watched]) -> Result<BTreeMap<Place, Vec<WatchEvent>>, String> {
-    let mut union: BTreeMap<Place, Vec<WatchEvent>> = BTreeMap::new();
-    // Those that watch the most come first: others are told parts of it.
-    let mut ordered: Vec<&Watched> = watchers.iter().collect();
-    ordered.sort_by_key(|watcher| (!watcher.prefix, watcher.key.len()));
-    for watcher in ordered {
-        for item in &watcher.items {
-            let WatchItem::Change { shard, revision, events } = item else { continue };
-            match union.get(&(*shard, *revision)) {
-                None => {
-                    union.insert((*shard, *revision), events.clone());
-                }
-                // It may have begun with one that watches less: then this one is not part of it.
-                Some(known) if watcher.of_mine(known) != *events => {
-                    let name = &watcher.name;
-                    return Err(format!("{name}: revision {revision} of {shard} differs"));
-                }
-                Some(_) => {}
+    let mut union: BTreeMap<Place, ByKey> = BTreeMap::new();
+    for (place, told) in watchers.iter().flat_map(changes) {
+        let known = union.entry(place).or_default();
+        for (key, events) in told {
+            known.entry(key).or_insert(events);
+        }
+    }
+    for watcher in watchers {
+        for (place, told) in changes(watcher) {
+            let mine = union[&place].iter().filter(|(key, _)| watcher.covers(key));
+            if !mine.eq(&told) {
+                let (name, (shard, revision)) = (&watcher.name, place);
+                return Err(format!("{name}: revision {revision} of {shard} differs"));
             }
         }
     }
-    Ok(union)
+    // Events of different keys have no order among each other here; nobody asks for it.
+    let flat = |(place, keys): (Place, ByKey)| (place, keys.into_values().flatten().collect());
+    Ok(union.into_iter().map(flat).collect())
+}
+
+/// The events of a change by their keys: a change may be of keys that no single watcher watches.
+type ByKey = BTreeMap<Vec<u8>, Vec<WatchEvent>>;
+
+fn changes(watcher: &Watched) -> impl Iterator<Item = (Place, ByKey)> {
+    watcher.items.iter().filter_map(|item| {
+        let WatchItem::Change { shard, revision, events } = item else { return None };
+        let mut keys = ByKey::new();
+        for event in events {
+            let key = event.kind.key().unwrap_or_default().to_vec();
+            keys.entry(key).or_default().push(event.clone());
+        }
+        Some(((*shard, *revision), keys))
+    })
 }
 
 /// Between two places of a watcher with no state in between, it was told all there was; a state
@@ -489,6 +502,14 @@ mod tests {
         refused(mixed, "mixed");
         refused(vec![change(&[granted(2, "a", 11)])], "foreign");
         refused(vec![change(&[granted(3, "b", 99)])], "differs");
+    }
+
+    #[test]
+    fn a_change_of_keys_that_nobody_watches_together_is_told_in_parts() {
+        let part = |key: &str, token| watcher(key, key, vec![change(&[ended(5, key, token)])]);
+        assert!(check(&[part("a", 11), part("b", 12)]).is_ok());
+        let other = check(&[part("b", 12), part("b", 13)]);
+        assert!(other.expect_err("not the same").contains("differs"));
     }
 
     #[test]
