@@ -37,6 +37,7 @@ struct Rig {
     state: State,
     hub: Hub,
     client: Rc<Client>,
+    lease: LeaseId,
     number: u64,
 }
 
@@ -48,11 +49,18 @@ impl Rig {
     fn with(sizes: Sizes) -> Self {
         let state = State::new(ShardId(0));
         let hub = Hub::new(&state, sizes);
-        let mut rig = Self { state, hub, client: Rc::default(), number: 1 };
+        let mut rig = Self { state, hub, client: Rc::default(), lease: LeaseId(0), number: 1 };
         rig.apply(&[Command::Begin { token_base: Token(100) }]);
-        let label = b"worker".to_vec();
-        rig.apply(&[Command::Open { ttl_ms: 5_000, secret: SECRET, label }]);
+        rig.session();
         rig
+    }
+
+    /// Opens the session that acquires from now on.
+    fn session(&mut self) {
+        let label = b"worker".to_vec();
+        let opened = self.apply(&[Command::Open { ttl_ms: 5_000, secret: SECRET, label }]);
+        let Outcome::Opened { lease, .. } = opened[0] else { panic!("{opened:?}") };
+        (self.lease, self.number) = (lease, 1);
     }
 
     /// One step of the log.
@@ -66,8 +74,8 @@ impl Rig {
 
     fn acquire(&mut self, key: &str) -> Command {
         let (floor, acks) = (Number(self.number.saturating_sub(1)), vec![]);
-        let caller =
-            Caller { lease: LeaseId(1), secret: SECRET, number: Number(self.number), floor, acks };
+        let number = Number(self.number);
+        let caller = Caller { lease: self.lease, secret: SECRET, number, floor, acks };
         self.number += 3;
         Command::Acquire {
             caller,
@@ -361,6 +369,7 @@ fn an_answer_ends_between_revisions_only() {
     let revision = (before.0 + 1).to_string();
     let ends = told[0].matches(&format!("{revision} ")).count();
     assert!(ends >= 39 && told[0].ends_with(&format!("] {revision}")), "{told:?}");
+    rig.session();
     rig.churn("a");
     assert_eq!(rig.told().len(), 1, "it goes on by itself");
 }
