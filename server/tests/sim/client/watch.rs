@@ -105,7 +105,8 @@ impl Client {
                         match feed.take(reply) {
                             Step::On => {}
                             Step::Again => continue 'ask,
-                            Step::Doubt if self.rng.chance(300) => {}
+                            // In the end it does not stay with those who were wiped and hear of nothing.
+                            Step::Doubt if !self.stop.get() && self.rng.chance(300) => {}
                             Step::Doubt | Step::Elsewhere => return Left::Moves,
                         }
                     }
