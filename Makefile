@@ -41,7 +41,7 @@ torture: build ## Kills leaders under contention, ROUNDS=20 times, and checks G1
 	LEASEHOLD_ROUNDS=$(ROUNDS) $(CARGO) test --workspace --test contention -- --nocapture
 
 sim: ## Runs N=40 simulated clusters from seed FROM=0 on, or the one of SEED.
-	$(CARGO) test -p leasehold-server --test sim --profile sim -- \
+	$(CARGO) test -p leasehold-sim --test sim -- \
 		$(if $(SEED),--seed $(SEED),--from $(FROM) --seeds $(N))
 
 mutants: build ## Plants faults, one at a time, or ONLY=a,b, and shows which test notices each.

@@ -8,6 +8,7 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::ShardId;
 use leasehold_protocol::member::{GroupGoal, GroupStepRequest, MemberCommand};
 use leasehold_protocol::request::Request;
+use leasehold_protocol::watch::{WatchFrom, WatchRequest};
 
 use serde_json::Value;
 
@@ -120,8 +121,12 @@ fn a_removed_node_serves_nobody_and_does_not_start_again() {
     let mut wire = Wire::connect(cluster.addresses(3).client, PATIENCE).expect("it says hello");
     let others = wire.hello().nodes.iter().filter(|node| node.node.0 < 3).count();
     assert_eq!(others, 2, "and names the others");
-    let reply = wire.call(&bare::transfer(1), PATIENCE).expect("an answer");
-    assert_eq!(refusal(&reply), Some(ErrorCode::NODE_REMOVED));
+    let (shard, key, from) = (ShardId(0), b"key".to_vec(), WatchFrom::Now);
+    let watch = Request::Watch(WatchRequest { shard, prefix: false, key, from });
+    for request in [bare::transfer(1), watch] {
+        let reply = wire.call(&request, PATIENCE).expect("an answer");
+        assert_eq!(refusal(&reply), Some(ErrorCode::NODE_REMOVED), "{request:?}");
+    }
     cluster.terminate(3, PATIENCE).expect("ended");
     cluster.spawn(3).expect("started");
     let status = cluster.wait_exit(3, PATIENCE).expect("it ends by itself");

@@ -80,3 +80,55 @@ impl Lanes {
         next
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use leasehold_protocol::reply::Reply;
+
+    use super::*;
+    use crate::raft::suite::SimEnv;
+    use crate::rt::sim::SimRt;
+
+    /// A lane that has room only as often as it is given some.
+    #[derive(Default)]
+    struct Narrow {
+        room: Cell<usize>,
+        sent: RefCell<Vec<u64>>,
+    }
+
+    impl Hops for Narrow {
+        fn send(&self, _core: usize, hop: Hop) -> Result<(), Hop> {
+            let Hop::Reply { id, .. } = hop else { unreachable!("only answers are sent") };
+            if self.room.get() == 0 {
+                return Err(hop);
+            }
+            self.room.set(self.room.get() - 1);
+            self.sent.borrow_mut().push(id);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_answer_that_has_to_wait_is_not_overtaken_by_a_later_one() {
+        let narrow = Rc::new(Narrow::default());
+        let lanes = Lanes::new(Rc::clone(&narrow) as Rc<dyn Hops>);
+        let answer = |id| Hop::Reply { id, reply: Box::new(Reply::Pong) };
+        SimRt::new(1).block_on(async {
+            narrow.room.set(1);
+            for id in 1..=3 {
+                lanes.send_in_order::<SimEnv>(0, answer(id));
+            }
+            assert_eq!(*narrow.sent.borrow(), [1], "INVALID: nobody had to wait");
+            // There is room again, but not for this one: two others came before.
+            narrow.room.set(usize::MAX);
+            lanes.send_in_order::<SimEnv>(0, answer(4));
+            SimRt::sleep(5 * PAUSE).await;
+            // Nobody waits any more: it goes the straight way.
+            lanes.send_in_order::<SimEnv>(0, answer(5));
+            assert_eq!(*narrow.sent.borrow(), [1, 2, 3, 4, 5]);
+            assert!(lanes.late.borrow().is_empty());
+        });
+    }
+}

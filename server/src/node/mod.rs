@@ -7,6 +7,7 @@
 
 mod birth;
 mod core;
+mod front;
 mod lanes;
 mod publish;
 mod service;

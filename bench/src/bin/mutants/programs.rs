@@ -65,6 +65,7 @@ const fn program(package: &'static str, target: &'static str) -> Program {
 const PROTOCOL: &str = "leasehold-protocol";
 const CORE: &str = "leasehold-core";
 const SERVER: &str = "leasehold-server";
+const SIM: &str = "leasehold-sim";
 const CLIENT: &str = "leasehold";
 const BENCH: &str = "leasehold-bench";
 
@@ -101,7 +102,7 @@ static RAFT_TESTS: [Program; 7] = [
     program(SERVER, "suites"),
 ];
 static SHARD_TESTS: [Program; 2] = [program(SERVER, "shard"), program(SERVER, "shard_takeover")];
-static SIMULATOR: [Program; 1] = [Program { limit: LONG, ..program(SERVER, "sim") }];
+static SIMULATOR: [Program; 1] = [Program { limit: LONG, ..program(SIM, "sim") }];
 static CLIENT_TESTS: [Program; 1] = [program(CLIENT, "lib")];
 static CLUSTER_TESTS: [Program; 3] =
     [program(CLIENT, "api"), program(CLIENT, "cluster"), program(CLIENT, "cli")];
@@ -112,7 +113,7 @@ static PROCESS_TESTS: [Program; 4] = [
     program(BENCH, "identity"),
 ];
 static LONG_SIMULATOR: [Program; 1] =
-    [Program { arguments: &["--seeds", "100"], limit: LONG, ..program(SERVER, "sim") }];
+    [Program { arguments: &["--seeds", "100"], limit: LONG, ..program(SIM, "sim") }];
 
 const LONG: Duration = Duration::from_mins(30);
 

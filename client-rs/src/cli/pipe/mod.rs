@@ -10,7 +10,9 @@
 //! kept is bounded, and what goes beyond is answered and changes nothing.
 
 mod ask;
+mod lines;
 mod members;
+mod news;
 mod request;
 mod serve;
 

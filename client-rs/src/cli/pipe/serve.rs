@@ -4,26 +4,26 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold::{
-    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, HoldWatch, MultiGuard, Observation,
-    Places, Session, Ticket, WatchTarget, YieldAsked, Yields,
+    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, MultiGuard, Places, Session, Ticket,
+    WatchTarget,
 };
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Stdin};
+use tokio::io::{BufReader, Stdin};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::super::beside;
 use super::super::exit::{CliError, failure_json};
+use super::super::json;
 use super::super::watch::place;
-use super::super::{json, observe};
 use super::ask::answer;
+use super::lines::{LINE_LEN_MAX, Line, LineReader, write};
 use super::members::tell_members;
+use super::news::{deaf, tell_changes, tell_leaders, tell_yields};
 use super::request::{
     Acquire, AcquireAll, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse,
 };
 
-/// Longest line of input, in bytes.
-const LINE_LEN_MAX: u64 = 64 * 1024;
 /// Requests without a reply.
 const OPEN_MAX: usize = 4096;
 /// Elections that are observed at a time.
@@ -96,63 +96,6 @@ pub(super) async fn run(client: Client, session: Session, ttl: Duration) -> Resu
     let closed = pipe.close().await;
     let written = writer.await.unwrap_or_else(|error| Err(CliError::Io(error.into())));
     served.and(closed).and(written)
-}
-
-/// Writes lines until all senders are gone. A caller that does not listen any more is no error.
-async fn write(mut lines: mpsc::Receiver<Value>) -> Result<(), CliError> {
-    let mut out = tokio::io::stdout();
-    while let Some(line) = lines.recv().await {
-        let mut text = line.to_string();
-        text.push('\n');
-        while let Ok(line) = lines.try_recv() {
-            text.push_str(&line.to_string());
-            text.push('\n');
-        }
-        let written = out.write_all(text.as_bytes()).await;
-        match written.and(out.flush().await) {
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => return Ok(()),
-            other => other.map_err(CliError::Io)?,
-        }
-    }
-    Ok(())
-}
-
-/// One line of input.
-enum Line {
-    Text(Vec<u8>),
-    TooLong,
-    End,
-}
-
-/// Keeps what it has read of a line when its future is dropped.
-#[derive(Default)]
-struct LineReader {
-    partial: Vec<u8>,
-    skipping: bool,
-}
-
-impl LineReader {
-    async fn next(&mut self, input: &mut BufReader<Stdin>) -> std::io::Result<Line> {
-        loop {
-            let room = LINE_LEN_MAX + 1 - self.partial.len() as u64;
-            let read = (&mut *input).take(room).read_until(b'\n', &mut self.partial).await?;
-            let complete = self.partial.last() == Some(&b'\n');
-            if (complete || read == 0) && std::mem::take(&mut self.skipping) {
-                self.partial.clear();
-                return Ok(Line::TooLong);
-            }
-            if complete || read == 0 && !self.partial.is_empty() {
-                return Ok(Line::Text(std::mem::take(&mut self.partial)));
-            }
-            if read == 0 {
-                return Ok(Line::End);
-            }
-            if self.partial.len() as u64 > LINE_LEN_MAX {
-                self.skipping = true;
-                self.partial.clear();
-            }
-        }
-    }
 }
 
 impl Pipe {
@@ -624,81 +567,5 @@ impl Pipe {
             let _ = guard.release().await;
         }
         Ok(self.session.close().await?)
-    }
-}
-
-/// Tells of an election's changes.
-async fn tell_leaders(name: String, mut observation: Observation, out: mpsc::Sender<Value>) {
-    loop {
-        let (line, last) = match observation.next().await {
-            Ok(observed) => (observe::object(&name, &observed), false),
-            Err(error) => {
-                let mut line = failure_json(error.failure());
-                (line["event"], line["name"]) = ("unobserved".into(), name.as_str().into());
-                (line, true)
-            }
-        };
-        if out.send(line).await.is_err() || last {
-            return;
-        }
-    }
-}
-
-/// Tells of requests to give a hold up until it is over.
-async fn tell_yields(key: String, mut yields: Yields, out: mpsc::Sender<Value>) {
-    loop {
-        let token = yields.token().0;
-        let (line, last) = match yields.next().await {
-            Ok(None) => return,
-            Ok(Some(YieldAsked { who, why, within })) => {
-                let within_ms = within.as_millis() as u64;
-                let line = json!({
-                    "event": "yield", "key": key, "token": token, "who": who, "why": why,
-                    "within_ms": within_ms,
-                });
-                (line, false)
-            }
-            Err(error) => (deaf(&key, token, error.failure()), true),
-        };
-        if out.send(line).await.is_err() || last {
-            return;
-        }
-    }
-}
-
-/// Requests to yield are not heard of any more.
-fn deaf(key: &str, token: u64, failure: &Failure) -> Value {
-    let mut line = failure_json(failure);
-    (line["event"], line["key"], line["token"]) = ("yields_ended".into(), key.into(), token.into());
-    line
-}
-
-/// Tells of a hold's changes until it is lost or given back.
-async fn tell_changes(key: String, mut watch: HoldWatch, out: mpsc::Sender<Value>) {
-    while let Some(state) = watch.changed().await {
-        let token = watch.token().0;
-        let (event, last) = match state {
-            HoldState::AtRisk { cause, remaining } => (
-                json!({
-                    "event": "at_risk", "key": key, "token": token, "cause": cause.name(),
-                    "remaining_ms": remaining.as_millis() as u64,
-                }),
-                false,
-            ),
-            HoldState::Lost(cause) => (
-                json!({ "event": "lost", "key": key, "token": token, "cause": cause.name() }),
-                true,
-            ),
-            _ => (
-                json!({
-                    "event": "held", "key": key, "token": token,
-                    "remaining_ms": watch.remaining().as_millis() as u64,
-                }),
-                false,
-            ),
-        };
-        if out.send(event).await.is_err() || last {
-            return;
-        }
     }
 }

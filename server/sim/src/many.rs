@@ -13,7 +13,7 @@ const TWICE: usize = 2;
 const CHILDREN_MAX: usize = 8;
 
 /// Seeds that once found something, a file each: its first word is the seed.
-const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sim/seeds");
+const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/seeds");
 
 /// Which seeds to run, besides the kept ones.
 #[derive(Clone, Copy, Debug)]
