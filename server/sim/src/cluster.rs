@@ -49,6 +49,8 @@ pub(crate) struct Machine {
     down: Cell<Duration>,
     /// Its disk was replaced: it is no member any more and stays outside.
     wiped: Cell<bool>,
+    /// Where it is configured to look for its cluster.
+    looks_for: Vec<u64>,
     /// What its directory says of its cluster.
     promised: Promised,
     /// Its directory says that the node was removed: it does not start again.
@@ -165,6 +167,7 @@ impl Cluster {
     pub(crate) fn set_up(self: &Rc<Self>, promise: Option<Promise>) -> Rc<Machine> {
         let (world, rng) = (&self.world, self.world.rng());
         let node = self.machines.borrow().len() as u64 + 1;
+        let looks_for = self.voters().into_iter().collect();
         let machine = Rc::new(Machine {
             node,
             domain: world
@@ -175,6 +178,7 @@ impl Cluster {
             death: Cell::new(Death::Killed),
             down: Cell::new(Duration::ZERO),
             wiped: Cell::new(false),
+            looks_for,
             promised: Rc::new(RefCell::new(promise)),
             removed: Cell::new(false),
             lost: Cell::new(false),
@@ -432,6 +436,7 @@ impl Cluster {
             node: machine.node,
             wiped: machine.is_wiped(),
             born: self.born.clone(),
+            looks_for: machine.looks_for.clone(),
             promised: machine.promised.clone(),
             boot: machine.boots.get(),
             disk: machine.disk(),

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use leasehold_core::State;
-use leasehold_protocol::birth::{BirthMember, BirthRecord};
+use leasehold_protocol::birth::{BirthMember, BirthRecord, Plan};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId};
@@ -105,8 +105,10 @@ pub(crate) struct Start {
     pub(crate) node: u64,
     /// Its disk is not the first.
     pub(crate) wiped: bool,
-    /// What the cluster was born with: it is configured alike, and these are the nodes it looks for.
+    /// What the cluster was born with: it is configured alike.
     pub(crate) born: Rc<BirthRecord>,
+    /// Where it looks for the cluster.
+    pub(crate) looks_for: Vec<u64>,
     /// What its directory says.
     pub(crate) promised: Promised,
     pub(crate) boot: u64,
@@ -196,8 +198,8 @@ impl Start {
     pub(crate) async fn run(self) -> Result<Node, Outside> {
         // One core runs all shards.
         let peers = Peers::<SimEnv>::new(self.identity(), self.host.clone(), SimClock, ShardId(0));
-        for member in &self.born.members {
-            peers.set_address(member.node, member.peer_addr.clone());
+        for node in &self.looks_for {
+            peers.set_address(NodeId(*node), peer_addr(*node));
         }
         let founding = self.founding();
         let service = Service::new(founding.clone());
@@ -242,7 +244,8 @@ impl Start {
     /// As it is configured.
     fn founding(&self) -> Rc<Founding> {
         let me = birth_member(self.node, self.wiped);
-        Founding::new(me, self.born.plan(), self.promised.clone())
+        let nodes = self.looks_for.iter().map(|node| NodeId(*node)).collect();
+        Founding::new(me, Plan { nodes, ..self.born.plan() }, self.promised.clone())
     }
 
     async fn open(

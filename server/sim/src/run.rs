@@ -9,6 +9,7 @@ use std::time::Duration;
 use leasehold_bench::check::{self, Report, Verdict};
 use leasehold_bench::history::FaultKind;
 use leasehold_core::invariants;
+use leasehold_server::raft::GroupStatus;
 use leasehold_server::rt::sim::{DomainId, JoinHandle, SimRng, SimRt, SimWorld};
 use openraft_rt::AsyncRuntime;
 
@@ -21,7 +22,7 @@ use crate::feed::Feed;
 use crate::history::History;
 use crate::judge::{self, SERVED_MIN};
 use crate::logs::{self, Logs};
-use crate::node::Node;
+use crate::node::{Hosted, Node};
 use crate::operator::Operator;
 use crate::params::{Params, draw_rate_ppm};
 use crate::witness::Witness;
@@ -161,11 +162,15 @@ async fn settle(cluster: &Cluster, operator: &Operator, task: JoinHandle<()>) {
 }
 
 fn look(machine: &Machine) -> String {
-    let status = |node: Node| {
-        let shards = node.shards.iter();
-        shards.map(|shard| (shard.group.status(), shard.group.membership())).collect::<Vec<_>>()
+    let status = |hosted: &Hosted| {
+        let GroupStatus { role, term, leader, last_index, applied_index, .. } = hosted.group.status();
+        let voters = hosted.group.membership().voters;
+        let voters: Vec<Vec<u64>> =
+            voters.iter().map(|set| set.iter().map(|node| node.0).collect()).collect();
+        format!("{role:?} {term} of {leader:?} {applied_index}/{last_index}, voters {voters:?}")
     };
-    format!("node {}: {:?}", machine.node, machine.running().map(status))
+    let shards = |node: Node| node.shards.iter().map(status).collect::<Vec<_>>();
+    format!("node {}: {:?}", machine.node, machine.running().map(shards))
 }
 
 /// What must be so of a node at the end.

@@ -58,7 +58,7 @@ impl<E: Env> Membership<E> {
         if version == 0 && begun {
             let found = MemberCommand::Found(self.founders());
             // Whoever leads next does it if this leadership could not.
-            let _again = self.shard.member_command(leadership, found).await;
+            self.propose(leadership, found).await;
         }
         let Some(operation) = operation else { return LOOK_EVERY };
         self.round(leadership, version, operation).await;
@@ -104,8 +104,14 @@ impl<E: Env> Membership<E> {
             }
         };
         tracing::info!(operation = operation_id, phase = ?operation.phase, "done in all shards");
-        // Refused, or not known: the next round sees the table as it is then.
-        let _seen_later = self.shard.member_command(leadership, next).await;
+        self.propose(leadership, next).await;
+    }
+
+    /// Proposes a change of the table. Refused, or not known: the next round sees the table as it is
+    /// then. A node that is out of its group hears of its proposals no more, and is not to wait.
+    async fn propose(&self, leadership: Leadership, command: MemberCommand) {
+        let proposed = self.shard.member_command(leadership, command);
+        let _seen_later = E::Rt::timeout(STEP_TIMEOUT, proposed).await;
     }
 
     /// What every shard is to become in this phase.
@@ -158,8 +164,9 @@ impl<E: Env> Membership<E> {
     }
 
     /// A node that is out of shard 0 may be out of the cluster: its peers know, and refuse it then.
+    /// So may one without a vote, which nobody tells when it is given up.
     async fn ask_if_outside(&self) {
-        if self.shard.group().status().role != Role::Outside {
+        if !matches!(self.shard.group().status().role, Role::Outside | Role::Learner) {
             return;
         }
         // One that was given up before it had anything of the log has no table: it knows those
