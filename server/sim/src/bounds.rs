@@ -23,7 +23,7 @@ impl Bounds {
     /// Looks at all nodes now.
     pub(crate) fn look(&self, cluster: &Cluster) {
         let waiters_max = cluster.params.keys as usize * QUEUE_LEN_MAX;
-        for machine in &cluster.machines {
+        for machine in &cluster.machines() {
             let Some(node) = machine.running() else { continue };
             let saw = |what, seen, limit| self.saw(machine.node, what, seen, limit);
             saw("connections", node.connections.len(), CONNECTIONS_MAX);

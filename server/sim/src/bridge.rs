@@ -22,7 +22,9 @@ const SERVED: u64 = 5;
 
 /// Cuts the network so for a while, if five members are there, with the leader of one of the shards.
 pub(crate) async fn serve(cluster: &Rc<Cluster>, history: &History) {
-    let whole = cluster.machines.iter().all(|m| !m.is_wiped() && m.running().is_some());
+    let members = cluster.members();
+    let whole = members.len() == cluster.voters().len()
+        && members.iter().all(|member| member.running().is_some());
     let shards = judge::used_shards(cluster);
     let shard = shards[cluster.world.rng().below(shards.len() as u64) as usize];
     let Some(links) = links(cluster, shard).filter(|_| whole) else { return };
@@ -54,7 +56,7 @@ pub(crate) async fn serve(cluster: &Rc<Cluster>, history: &History) {
 
 fn links(cluster: &Cluster, shard: ShardId) -> Option<Vec<Link>> {
     let leader = cluster.leader(shard)?.domain;
-    let nodes: Vec<_> = cluster.machines.iter().map(|machine| machine.domain).collect();
+    let nodes: Vec<_> = cluster.members().iter().map(|machine| machine.domain).collect();
     let mut others: Vec<_> = nodes.iter().copied().filter(|node| *node != leader).collect();
     if others.len() != 4 {
         return None;

@@ -12,7 +12,7 @@ mod take;
 mod watch;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -34,6 +34,7 @@ pub(crate) use self::line::{Line, Wait};
 pub(crate) use self::modes::MODE_KEYS;
 use crate::feed::Feed;
 use crate::history::{About, Call, History};
+use crate::link::Link;
 use crate::params::Params;
 use crate::session::Session;
 use crate::witness::Witness;
@@ -79,6 +80,8 @@ pub(crate) struct Client {
     pub(crate) witness: Rc<Witness>,
     /// Reads again and again, at most so long after one another, if at all.
     pub(crate) reads_ms: Option<u64>,
+    /// Nodes that it ever heard of.
+    pub(crate) known: RefCell<BTreeSet<u64>>,
     /// What it watches.
     pub(crate) feeds: Vec<Rc<Feed>>,
     /// Set when the storm is over: what was kept is given back, so that every key can be served.
@@ -158,6 +161,20 @@ impl Client {
             }
             other => panic!("client {}: get gave {other:?}", self.id),
         }
+    }
+
+    /// Any node that it ever heard of.
+    fn any_node(&self) -> u64 {
+        let known = self.known.borrow();
+        let index = self.rng.below(known.len() as u64) as usize;
+        *known.iter().nth(index).expect("the index is below the number")
+    }
+
+    /// Connects to a node and hears which others there are.
+    async fn connect(&self, node: u64) -> Option<Link> {
+        let link = Link::open(&self.host, node).await?;
+        self.known.borrow_mut().extend(link.nodes());
+        Some(link)
     }
 
     fn label(&self) -> Vec<u8> {

@@ -1,23 +1,27 @@
 //! The machines: each has a disk, a clock and a supervisor that starts its node again after
-//! every death.
+//! every death. The first are the cluster's founders; an operator sets up further ones.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::birth::BirthRecord;
+use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_server::disk::sim::{SimDisk, SimDiskConfig, Tear};
+use leasehold_server::identity::Promise;
 use leasehold_server::rt::sim::{DomainId, SimRt, SimWorld};
 use leasehold_server::rt::sim_net::SimNet;
 use openraft_rt::AsyncRuntime;
 
+use crate::birth::{Outside, Promised};
 use crate::bounds::Bounds;
 use crate::coverage::{Coverage, Seen};
 use crate::history::Violations;
 use crate::ledger::Ledger;
-use crate::node::{Node, Start, disk_id, members};
+use crate::node::{Node, Start, members, record};
 use crate::params::{Params, draw_rate_ppm};
+use crate::tables::{Table, Tables};
 use crate::timeline::Timeline;
 
 /// How a machine's process ended.
@@ -45,6 +49,14 @@ pub(crate) struct Machine {
     down: Cell<Duration>,
     /// Its disk was replaced: it is no member any more and stays outside.
     wiped: Cell<bool>,
+    /// Where it is configured to look for its cluster.
+    looks_for: Vec<u64>,
+    /// What its directory says of its cluster.
+    promised: Promised,
+    /// Its directory says that the node was removed: it does not start again.
+    removed: Cell<bool>,
+    /// It does not come back before the operator says so.
+    lost: Cell<bool>,
     running: RefCell<Option<Node>>,
 }
 
@@ -63,6 +75,20 @@ impl Machine {
 
     pub(crate) fn is_wiped(&self) -> bool {
         self.wiped.get()
+    }
+
+    /// Its directory says that the node was removed.
+    pub(crate) fn is_removed(&self) -> bool {
+        self.removed.get()
+    }
+
+    /// The operator cannot reach it for as long as he likes, or can again.
+    pub(crate) fn lose(&self, lost: bool) {
+        self.lost.set(lost);
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.get()
     }
 
     /// From now on nothing is wrong with the disk.
@@ -85,8 +111,11 @@ impl Machine {
 pub(crate) struct Cluster {
     pub(crate) world: SimWorld,
     pub(crate) net: SimNet,
-    pub(crate) machines: Vec<Rc<Machine>>,
+    machines: RefCell<Vec<Rc<Machine>>>,
+    /// What the cluster is born with.
+    pub(crate) born: Rc<BirthRecord>,
     pub(crate) ledger: Rc<Ledger>,
+    pub(crate) tables: Rc<Tables>,
     pub(crate) violations: Rc<Violations>,
     pub(crate) coverage: Rc<Coverage>,
     pub(crate) timeline: Rc<Timeline>,
@@ -98,33 +127,25 @@ pub(crate) struct Cluster {
     pub(crate) bounds: Bounds,
     /// All faults are taken back.
     calm: Cell<bool>,
+    /// An operator has asked for other members and does not know yet what became of it.
+    pub(crate) changing: Cell<bool>,
 }
 
 impl Cluster {
-    /// All machines, started for the first time; node 1 forms the groups.
+    /// All founders, started for the first time; node 1 forms the groups.
     pub(crate) fn start(world: &SimWorld, params: &Params) -> Rc<Self> {
-        let rng = world.rng();
-        let net = SimNet::new(world, params.net);
-        let machine = |node| {
-            Rc::new(Machine {
-                node,
-                domain: world
-                    .add_domain(Duration::from_secs(rng.below(1_000_000)), draw_rate_ppm(rng)),
-                disk: RefCell::new(SimDisk::new(rng.next(), params.disk)),
-                troubles: Cell::default(),
-                boots: Cell::new(0),
-                death: Cell::new(Death::Killed),
-                down: Cell::new(Duration::ZERO),
-                wiped: Cell::new(false),
-                running: RefCell::default(),
-            })
-        };
-        let machines: Vec<_> = (1..=params.nodes).map(machine).collect();
+        Self::start_as(world, params, record(params.nodes, params.shards))
+    }
+
+    /// The same of a cluster that is born so.
+    pub(crate) fn start_as(world: &SimWorld, params: &Params, born: BirthRecord) -> Rc<Self> {
         let cluster = Rc::new(Self {
             world: world.clone(),
-            net,
-            machines,
+            net: SimNet::new(world, params.net),
+            machines: RefCell::default(),
+            born: Rc::new(born),
             ledger: Rc::default(),
+            tables: Rc::default(),
             violations: Rc::default(),
             coverage: Rc::default(),
             timeline: Rc::new(Timeline::new()),
@@ -133,23 +154,72 @@ impl Cluster {
             led: RefCell::default(),
             bounds: Bounds::default(),
             calm: Cell::new(false),
+            changing: Cell::new(false),
         });
-        for machine in &cluster.machines {
-            drop(SimRt::spawn(cluster.clone().supervise(machine.clone())));
+        for _ in 0..cluster.born.members.len() {
+            let record = (*cluster.born).clone();
+            cluster.set_up(Some(Promise { record, founded: true, joined: false }));
         }
         cluster
+    }
+
+    /// A further machine, with a fresh disk: it waits for admission.
+    pub(crate) fn set_up(self: &Rc<Self>, promise: Option<Promise>) -> Rc<Machine> {
+        let (world, rng) = (&self.world, self.world.rng());
+        let node = self.machines.borrow().len() as u64 + 1;
+        let looks_for = self.voters().into_iter().collect();
+        let machine = Rc::new(Machine {
+            node,
+            domain: world
+                .add_domain(Duration::from_secs(rng.below(1_000_000)), draw_rate_ppm(rng)),
+            disk: RefCell::new(SimDisk::new(rng.next(), self.params.disk)),
+            troubles: Cell::default(),
+            boots: Cell::new(0),
+            death: Cell::new(Death::Killed),
+            down: Cell::new(Duration::ZERO),
+            wiped: Cell::new(false),
+            looks_for,
+            promised: Rc::new(RefCell::new(promise)),
+            removed: Cell::new(false),
+            lost: Cell::new(false),
+            running: RefCell::default(),
+        });
+        self.machines.borrow_mut().push(machine.clone());
+        drop(SimRt::spawn(self.clone().supervise(machine.clone())));
+        machine
+    }
+
+    /// All machines there are.
+    pub(crate) fn machines(&self) -> Vec<Rc<Machine>> {
+        self.machines.borrow().clone()
+    }
+
+    pub(crate) fn machine(&self, node: u64) -> Rc<Machine> {
+        self.machines.borrow()[node as usize - 1].clone()
+    }
+
+    /// The nodes that vote, by the newest table that any of them has.
+    pub(crate) fn voters(&self) -> BTreeSet<u64> {
+        let founders = || self.born.members.iter().map(|member| member.node.0).collect();
+        self.tables.latest().map_or_else(founders, |table| table.voters)
+    }
+
+    /// The machines of those nodes, less those whose disks were replaced.
+    pub(crate) fn members(&self) -> Vec<Rc<Machine>> {
+        let voters = self.voters().into_iter().map(|node| self.machine(node));
+        voters.filter(|machine| !machine.is_wiped()).collect()
     }
 
     /// Waits until the groups are formed and led.
     pub(crate) async fn form(&self) {
         let first = loop {
-            if let Some(node) = self.machines[0].running() {
+            if let Some(node) = self.machine(1).running() {
                 break node;
             }
             SimRt::sleep(Duration::from_millis(1)).await;
         };
         for shard in &*first.shards {
-            let formed = shard.group.initialize(members(self.params.nodes)).await;
+            let formed = shard.group.initialize(members(&self.born)).await;
             formed.expect("node 1 is a member");
         }
         while self.shards().any(|shard| self.leader(shard).is_none()) {
@@ -209,11 +279,15 @@ impl Cluster {
         self.world.kill_after_polls(machine.domain, polls);
     }
 
-    /// Takes a machine's disk away for good; false if too many would be gone.
+    /// Takes a member's disk away for good; false if too many would be gone, or might be once the
+    /// members have changed.
     pub(crate) fn wipe(&self, machine: &Machine, down: Duration) -> bool {
-        let gone = self.machines.iter().filter(|machine| machine.is_wiped()).count();
-        let enough = 2 * (gone + 1) < self.machines.len();
-        let can = enough && !machine.is_wiped() && self.world.is_alive(machine.domain);
+        let voters = self.voters();
+        let operation = self.tables.latest().and_then(|table| table.operation);
+        let gone = voters.len() - self.members().len();
+        let enough = 2 * (gone + 1) < voters.len() && voters.contains(&machine.node);
+        let settled = !self.changing.get() && operation.is_none();
+        let can = enough && settled && !machine.is_wiped() && self.world.is_alive(machine.domain);
         if can {
             machine.wiped.set(true);
             self.crash(machine, Death::Wiped, down);
@@ -242,14 +316,15 @@ impl Cluster {
             let leadership = machine.running()?.shard(shard).group.leadership()?;
             Some(leadership.term)
         };
-        let leading = self.machines.iter().filter(|machine| term(machine).is_some());
+        let machines = self.machines();
+        let leading = machines.iter().filter(|machine| term(machine).is_some());
         leading.max_by_key(term).cloned()
     }
 
     /// The newest leader of the shard, if it led before this time.
     pub(crate) fn led_since(&self, shard: ShardId, true_ns: u64) -> Option<Rc<Machine>> {
         let (_, node, since_ns) = *self.led.borrow().get(&shard)?;
-        (since_ns < true_ns).then(|| self.machines[node as usize - 1].clone())
+        (since_ns < true_ns).then(|| self.machine(node))
     }
 
     /// All shards.
@@ -270,13 +345,31 @@ impl Cluster {
             let state = shard.state.borrow();
             Some((status.applied_index, status.last_index, state.revision(), state.digest()))
         };
-        let members = self.machines.iter().filter(|machine| !machine.is_wiped());
-        let Some(looks) = members.map(look).collect::<Option<Vec<_>>>() else {
+        let Some(looks) = self.members().iter().map(look).collect::<Option<Vec<_>>>() else {
             return false;
         };
         self.leader(shard).is_some()
             && looks[0].0 == looks[0].1
             && looks.iter().all(|look| *look == looks[0])
+    }
+
+    /// True if no change of the members is under way, every shard has the voters of the table, as
+    /// each of them knows, and the removed nodes know that they are.
+    pub(crate) fn is_settled(&self) -> bool {
+        let Some(newest) = self.tables.latest() else { return true };
+        let voters = newest.voters.iter().map(|node| NodeId(*node)).collect();
+        let knows = |machine: &Rc<Machine>| {
+            machine.running().is_some_and(|node| {
+                Table::of(node.shard(ShardId(0)).state.borrow().members()) == newest
+                    && node.shards.iter().all(|shard| shard.group.membership().are(&voters))
+            })
+        };
+        let leaves = |node: &u64| {
+            self.machine(*node).running().is_none_or(|running| running.removed.get())
+        };
+        newest.operation.is_none()
+            && self.members().iter().all(knows)
+            && newest.removed.iter().all(leaves)
     }
 
     async fn supervise(self: Rc<Self>, machine: Rc<Machine>) {
@@ -289,7 +382,11 @@ impl Cluster {
                     self.follow_leadership(&machine, &node);
                     machine.running.replace(Some(node));
                 }
-                Ok(Err(why)) => self.exit(&machine, &why),
+                Ok(Err(Outside::Failed(why))) => self.exit(&machine, &why),
+                Ok(Err(Outside::Refused)) => {
+                    self.mark_removed(&machine);
+                    self.crash(&machine, Death::Killed, Duration::ZERO);
+                }
                 Err(_killed) => self.coverage.count(Seen::DiedInStart),
             }
             self.world.killed(machine.domain).await;
@@ -301,9 +398,20 @@ impl Cluster {
             ));
             self.leave_disk(&machine);
             SimRt::sleep(machine.down.get()).await;
+            while machine.lost.get() {
+                SimRt::sleep(Duration::from_millis(10)).await;
+            }
+            if machine.is_removed() {
+                return;
+            }
             self.net.power_on(machine.domain);
             self.world.revive(machine.domain);
         }
+    }
+
+    fn mark_removed(&self, machine: &Machine) {
+        self.timeline.note(format!("node {} knows that it was removed", machine.node));
+        machine.removed.set(true);
     }
 
     /// What the death leaves on the disk.
@@ -323,20 +431,24 @@ impl Cluster {
 
     fn start_of(self: &Rc<Self>, machine: &Rc<Machine>) -> Start {
         let (cluster, dying) = (self.clone(), machine.clone());
+        let (marking, removed) = (self.clone(), machine.clone());
         Start {
             node: machine.node,
-            nodes: self.params.nodes,
-            disk_id: disk_id(machine.node, machine.is_wiped()),
+            wiped: machine.is_wiped(),
+            born: self.born.clone(),
+            looks_for: machine.looks_for.clone(),
+            promised: machine.promised.clone(),
             boot: machine.boots.get(),
             disk: machine.disk(),
             host: self.net.host(machine.domain),
-            shards: self.params.shards,
             snapshot_entries: self.params.snapshot_entries,
             watch_sizes: self.params.watch_sizes,
             ledger: self.ledger.clone(),
+            tables: self.tables.clone(),
             violations: self.violations.clone(),
             coverage: self.coverage.clone(),
             exit: Rc::new(move |why| cluster.exit(&dying, why)),
+            mark_removed: Rc::new(move || marking.mark_removed(&removed)),
         }
     }
 
@@ -369,12 +481,15 @@ impl Cluster {
         let newest = self.led.borrow().get(&shard).map(|(term, node, _)| (*term, *node));
         if newest.is_none_or(|newest| newest < (term, node)) {
             self.led.borrow_mut().insert(shard, (term, node, self.world.now_ns()));
+            if shard == ShardId(0) && newest.is_some_and(|(_, former)| former != node) {
+                self.tables.driver_changed();
+            }
         }
         let deposed = |machine: &&Rc<Machine>| {
             let leads = |node: Node| node.shard(shard).group.leadership().is_some();
             machine.node != node && machine.running().is_some_and(leads)
         };
-        if self.machines.iter().any(|machine| deposed(&machine)) {
+        if self.machines().iter().any(|machine| deposed(&machine)) {
             self.coverage.count(Seen::LeaderReplaced);
         }
     }

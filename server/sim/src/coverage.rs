@@ -67,6 +67,27 @@ pub(crate) enum Seen {
     WatchContinued,
     /// A watch ended as asked.
     WatchCancelled,
+    MemberAdded,
+    MemberRemoved,
+    MemberReplaced,
+    /// An operation ended under another driver than the one it began with.
+    OperationResumed,
+    /// An operation was given up.
+    OperationAborted,
+    /// A node went that led a shard when that was asked for.
+    LeaderRemoved,
+    /// A node whose disk was replaced went.
+    WipedReplaced,
+    /// Every shard served while the node that was to come could not be reached.
+    ServedWithoutNew,
+    /// A second change beside the first was refused.
+    SecondRefused,
+    /// A node that was never there was not added.
+    NobodyRefused,
+    /// An operator moved leaders, so that each node leads as many shards.
+    LeadersSpread,
+    /// A node that was removed refused what it was asked.
+    RemovedRefuses,
     OneNode,
     ThreeNodes,
     FiveNodes,

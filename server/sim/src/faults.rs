@@ -186,7 +186,7 @@ pub(crate) async fn storm(cluster: &Rc<Cluster>, clients: &[DomainId], swarm: &S
     cluster.heal_links();
     cluster.net.reset_delays();
     cluster.net.unclog_all();
-    for machine in &cluster.machines {
+    for machine in &cluster.machines() {
         cluster.net.refuse(machine.domain, false);
         machine.mend_disk(cluster.params.disk);
     }

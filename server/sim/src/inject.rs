@@ -122,7 +122,7 @@ impl<'a> Injector<'a> {
             Fault::KillAll | Fault::LosePowerEverywhere => {
                 let death = if fault == Fault::KillAll { Death::Killed } else { Death::PowerLost };
                 self.note(fault, (), spell);
-                self.cluster.machines.iter().for_each(|m| self.cluster.crash(m, death, spell));
+                self.cluster.machines().iter().for_each(|m| self.cluster.crash(m, death, spell));
                 return true;
             }
             Fault::KillBetweenSteps | Fault::LosePowerBetweenSteps => {
@@ -166,7 +166,7 @@ impl<'a> Injector<'a> {
     }
 
     fn cut_off(&self, fault: Fault, spell: Duration) -> bool {
-        let nodes: Vec<_> = self.cluster.machines.iter().map(|machine| machine.domain).collect();
+        let nodes: Vec<_> = self.cluster.machines().iter().map(|machine| machine.domain).collect();
         let alone = nodes.len() == 1;
         let (who, links) = match fault {
             Fault::Isolate | Fault::IsolateAll if alone => return false,
@@ -205,7 +205,7 @@ impl<'a> Injector<'a> {
 
     /// Long enough that others elect a leader and end the leases that it hears nothing of.
     fn seclude(&self) -> bool {
-        let nodes: Vec<_> = self.cluster.machines.iter().map(|machine| machine.domain).collect();
+        let nodes: Vec<_> = self.cluster.machines().iter().map(|machine| machine.domain).collect();
         let Some(leader) = self.leader().filter(|_| nodes.len() > 1) else { return false };
         self.cluster.coverage.count(Seen::LeaderInMinority);
         let params = &self.cluster.params;
@@ -229,7 +229,7 @@ impl<'a> Injector<'a> {
 
     /// The leader hears late from all but one, who may not hear it at all.
     fn late_acks(&self, spell: Duration) -> bool {
-        let nodes: Vec<_> = self.cluster.machines.iter().map(|machine| machine.domain).collect();
+        let nodes: Vec<_> = self.cluster.machines().iter().map(|machine| machine.domain).collect();
         let Some(leader) = self.leader().filter(|_| nodes.len() > 2) else { return false };
         let mut others: Vec<_> =
             nodes.iter().copied().filter(|node| *node != leader.domain).collect();
@@ -400,8 +400,8 @@ impl<'a> Injector<'a> {
     }
 
     fn any(&self) -> Rc<Machine> {
-        let index = self.rng.below(self.cluster.machines.len() as u64);
-        self.cluster.machines[index as usize].clone()
+        let machines = self.cluster.machines();
+        machines[self.rng.below(machines.len() as u64) as usize].clone()
     }
 
     fn any_shard(&self) -> ShardId {
@@ -424,7 +424,8 @@ impl<'a> Injector<'a> {
     /// Two different domains, at least one of them a node's.
     fn pair(&self) -> Link {
         let node = self.any().domain;
-        let nodes = self.cluster.machines.iter().map(|machine| machine.domain);
+        let machines = self.cluster.machines();
+        let nodes = machines.iter().map(|machine| machine.domain);
         // As often between nodes as between a node and a client.
         let peers: Vec<_> = nodes.filter(|peer| *peer != node).collect();
         let other = if self.rng.chance(500) && !peers.is_empty() {

@@ -113,7 +113,7 @@ fn final_state(cluster: &Cluster, shard: ShardId) -> Option<FinalState> {
         waiters: info.waiters.iter().map(|waiter| (waiter.lease.0, waiter.number.0)).collect(),
     });
     let (mut nodes, mut leaders) = (vec![], vec![]);
-    for machine in cluster.machines.iter().filter(|machine| !machine.is_wiped()) {
+    for machine in cluster.members() {
         let Some(node) = machine.running() else { continue };
         let hosted = node.shard(shard);
         let state = hosted.state.borrow();
@@ -148,7 +148,6 @@ pub(crate) fn judge(
         };
         records.records.retain(|record| !timed(record));
     }
-    let wiped = cluster.machines.iter().filter(|machine| machine.is_wiped()).count() as u64;
     let all_used = used_shards(cluster).len() == cluster.params.shards as usize;
     let needs = Needs {
         tokens: SEEN_MIN,
@@ -156,7 +155,7 @@ pub(crate) fn judge(
         ordered: SEEN_MIN,
         logged: SEEN_MIN,
         reads: 1,
-        nodes: cluster.params.nodes - wiped,
+        nodes: cluster.members().len() as u64,
         served: if all_used { SERVED_MIN } else { 0 },
         peaks: 1,
         rate_ppm: RATE_PPM_MAX,

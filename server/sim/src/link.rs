@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use leasehold_protocol::conn::{ClientConn, ClientEvent};
-use leasehold_protocol::ids::RequestId;
+use leasehold_protocol::ids::{ClusterId, RequestId};
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::Request;
 use leasehold_protocol::watch::WatchRequest;
@@ -39,6 +39,8 @@ struct Shared {
     over: Cell<bool>,
     /// Nothing is read.
     rests: Cell<bool>,
+    /// The cluster's nodes, as the other side has them.
+    nodes: RefCell<Vec<u64>>,
     changed: Notify,
     output: Notify,
 }
@@ -46,18 +48,24 @@ struct Shared {
 impl Link {
     /// Connects to a node; `None` if that fails or takes too long.
     pub(crate) async fn open(host: &SimHost, node: u64) -> Option<Self> {
-        SimRt::timeout(CONNECT_LIMIT, Self::connect(host, node)).await.ok().flatten()
+        Self::open_to(host, CLUSTER, node).await
     }
 
-    async fn connect(host: &SimHost, node: u64) -> Option<Self> {
+    /// The same for any cluster.
+    pub(crate) async fn open_to(host: &SimHost, cluster: ClusterId, node: u64) -> Option<Self> {
+        SimRt::timeout(CONNECT_LIMIT, Self::connect(host, cluster, node)).await.ok().flatten()
+    }
+
+    async fn connect(host: &SimHost, cluster: ClusterId, node: u64) -> Option<Self> {
         let (reader, writer) = host.connect(&client_addr(node)).await.ok()?;
-        let conn = ClientConn::new(CLUSTER, Vec::new(), SimClock.now().0).expect("a hello fits");
+        let conn = ClientConn::new(cluster, Vec::new(), SimClock.now().0).expect("a hello fits");
         let shared = Rc::new(Shared {
             conn: RefCell::new(conn),
             waiting: RefCell::default(),
             open: Cell::new(false),
             over: Cell::new(false),
             rests: Cell::new(false),
+            nodes: RefCell::default(),
             changed: Notify::new(),
             output: Notify::new(),
         });
@@ -72,6 +80,11 @@ impl Link {
             link.shared.changed.notified().await;
         }
         Some(link)
+    }
+
+    /// The cluster's nodes, as this one named them.
+    pub(crate) fn nodes(&self) -> Vec<u64> {
+        self.shared.nodes.borrow().clone()
     }
 
     /// Sends a request; its answers arrive in the channel, which ends with the connection.
@@ -143,7 +156,9 @@ impl Shared {
             let event = self.conn.borrow_mut().poll_event();
             match event {
                 None => break,
-                Some(ClientEvent::Hello(_)) => {
+                Some(ClientEvent::Hello(hello)) => {
+                    let nodes = hello.nodes.iter().map(|node| node.node.0).collect();
+                    self.nodes.replace(nodes);
                     self.open.set(true);
                     self.changed.notify_all();
                 }

@@ -12,11 +12,13 @@
 //! run twice, and both runs must have the same hash. Exit code 1 is a violation, 2 an invocation
 //! that proves nothing, because some kind of fault never happened or the simulator itself is wrong.
 
+mod birth;
 mod bounds;
 mod bridge;
 mod client;
 mod cluster;
 mod coverage;
+mod door;
 mod faults;
 mod feed;
 mod history;
@@ -27,10 +29,12 @@ mod link;
 mod logs;
 mod many;
 mod node;
+mod operator;
 mod params;
 mod proof;
 mod run;
 mod session;
+mod tables;
 mod timeline;
 mod witness;
 

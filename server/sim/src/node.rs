@@ -1,39 +1,38 @@
 //! What runs on a simulated machine: the server's own stack between the sockets and the disk. WAL,
-//! peers, the Raft groups, their shards with leases and forwarding, and the connections of clients.
-//! Only the founding of the cluster is left out: identities are given.
+//! peers, the Raft groups, their shards with leases and forwarding, the membership, and the
+//! connections of clients. Only the founding of the cluster is left out: founders' identities are
+//! given. Nodes that come later are admitted.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use futures_util::FutureExt;
-use futures_util::future::{LocalBoxFuture, ready};
 use leasehold_core::State;
+use leasehold_protocol::birth::{BirthMember, BirthRecord, Plan};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::Event;
-use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId, Token};
-use leasehold_protocol::reply::{NodeAddress, Reply, ServerHello};
-use leasehold_protocol::request::Request;
+use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId};
 use leasehold_protocol::shard::KEY_HASH;
-use leasehold_protocol::watch::WatchRequest;
 use leasehold_server::admin::Metrics;
 use leasehold_server::disk::sim::SimDisk;
 use leasehold_server::env::{Clock, Env};
 use leasehold_server::lease::CoreWheel;
-use leasehold_server::net::{Connections, ForwardService, Front, Hop, Hops, ReplyTo, Router};
-use leasehold_server::raft::{
-    ApplySink, Group, GroupSpec, Identity, Member, PeerInfo, PeerService, Peers,
-};
+use leasehold_server::member::Membership;
+use leasehold_server::net::{Connections, Router};
+use leasehold_server::raft::{ApplySink, Group, GroupSpec, Identity, Member, Peers};
 use leasehold_server::rt::sim::{SimClock, SimRng, SimRt};
-use leasehold_server::rt::sim_net::SimHost;
-use leasehold_server::shard::{FORWARD_KIND, Origin, Shard, ShardCore, run_wheel};
+use leasehold_server::rt::sim_net::{SimHost, SimListener};
+use leasehold_server::shard::{Beginning, Shard, ShardCore, run_wheel};
 use leasehold_server::wal::{Recovered, Wal, WalConfig, WalIdentity};
-use leasehold_server::watch::{Sizes, WatchName};
-use openraft_rt::AsyncRuntime;
+use leasehold_server::watch::Sizes;
+use openraft_rt::{AsyncRuntime, Select2};
 
+use crate::birth::{Founding, Outside, Promised};
 use crate::coverage::{Coverage, Seen};
+use crate::door::{Door, NoHops, Service};
 use crate::history::Violations;
 use crate::ledger::Ledger;
+use crate::tables::Tables;
 
 /// Everything simulated.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,14 +47,14 @@ impl Env for SimEnv {
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([1; 16]);
 
-const TOKEN_BASE: Token = Token(1 << 20);
+const TOKEN_BASE: u64 = 1 << 20;
 pub(crate) const CONNECTIONS_MAX: usize = 256;
 
 pub(crate) fn client_addr(node: u64) -> String {
     format!("node{node}:7000")
 }
 
-fn peer_addr(node: u64) -> String {
+pub(crate) fn peer_addr(node: u64) -> String {
     format!("node{node}:7001")
 }
 
@@ -69,32 +68,62 @@ pub(crate) fn disk_id(node: u64, wiped: bool) -> DiskId {
     DiskId([node as u8 | u8::from(wiped) << 7; 16])
 }
 
-/// The group's members.
-pub(crate) fn members(nodes: u64) -> BTreeMap<u64, Member> {
-    let member = |node| Member {
-        disk: disk_id(node, false),
+fn birth_member(node: u64, wiped: bool) -> BirthMember {
+    BirthMember {
+        node: NodeId(node),
+        disk: disk_id(node, wiped),
         peer_addr: peer_addr(node),
         client_addr: client_addr(node),
+    }
+}
+
+/// What a cluster of the nodes up to this one is born with.
+pub(crate) fn record(nodes: u64, shards: u32) -> BirthRecord {
+    BirthRecord {
+        cluster: CLUSTER,
+        name: "simulated".to_owned(),
+        members: (1..=nodes).map(|node| birth_member(node, false)).collect(),
+        shards,
+        key_hash: KEY_HASH,
+        token_base: TOKEN_BASE,
+        restored: None,
+    }
+}
+
+/// The groups' first members.
+pub(crate) fn members(record: &BirthRecord) -> BTreeMap<u64, Member> {
+    let member = |member: &BirthMember| Member {
+        disk: member.disk,
+        peer_addr: member.peer_addr.clone(),
+        client_addr: member.client_addr.clone(),
     };
-    (1..=nodes).map(|node| (node, member(node))).collect()
+    record.members.iter().map(|founder| (founder.node.0, member(founder))).collect()
 }
 
 /// What a node is started with.
 pub(crate) struct Start {
     pub(crate) node: u64,
-    pub(crate) nodes: u64,
-    pub(crate) disk_id: DiskId,
+    /// Its disk is not the first.
+    pub(crate) wiped: bool,
+    /// What the cluster was born with: it is configured alike.
+    pub(crate) born: Rc<BirthRecord>,
+    /// Where it looks for the cluster.
+    pub(crate) looks_for: Vec<u64>,
+    /// What its directory says.
+    pub(crate) promised: Promised,
     pub(crate) boot: u64,
     pub(crate) disk: SimDisk,
     pub(crate) host: SimHost,
-    pub(crate) shards: u32,
     pub(crate) snapshot_entries: u64,
     pub(crate) watch_sizes: Sizes,
     pub(crate) ledger: Rc<Ledger>,
+    pub(crate) tables: Rc<Tables>,
     pub(crate) violations: Rc<Violations>,
     pub(crate) coverage: Rc<Coverage>,
     /// Ends this node's process, as a real one ends itself, for the reason given.
     pub(crate) exit: Rc<dyn Fn(&str)>,
+    /// Its directory is marked: the node was removed.
+    pub(crate) mark_removed: Rc<dyn Fn()>,
 }
 
 /// A running node, as the harness looks at it.
@@ -103,6 +132,8 @@ pub(crate) struct Node {
     pub(crate) shards: Rc<[Hosted]>,
     pub(crate) wal: Wal<SimEnv>,
     pub(crate) connections: Rc<Connections>,
+    /// It knows that it was removed.
+    pub(crate) removed: Rc<Cell<bool>>,
 }
 
 impl Node {
@@ -131,12 +162,22 @@ struct Sink {
     ledger: Rc<Ledger>,
     violations: Rc<Violations>,
     coverage: Rc<Coverage>,
+    tables: Rc<Tables>,
     shard: RefCell<Option<Rc<Shard<SimEnv>>>>,
+}
+
+impl Sink {
+    fn note(&self, state: &State, events: &[Event]) {
+        self.ledger.shard(self.id).applied(self.node, state, events, &self.violations);
+        if self.id == ShardId(0) {
+            self.tables.applied(state.members(), &self.coverage, &self.violations);
+        }
+    }
 }
 
 impl ApplySink for Sink {
     fn applied(&self, state: &State, events: &[Event]) {
-        self.ledger.shard(self.id).applied(self.node, state, events, &self.violations);
+        self.note(state, events);
         if let Some(shard) = &*self.shard.borrow() {
             shard.applied(events);
         }
@@ -144,106 +185,92 @@ impl ApplySink for Sink {
 
     fn installed(&self, state: &State) {
         self.coverage.count(Seen::SnapshotInstalled);
-        self.ledger.shard(self.id).applied(self.node, state, &[], &self.violations);
+        self.note(state, &[]);
         if let Some(shard) = &*self.shard.borrow() {
             shard.installed();
         }
     }
 }
 
-/// There is one core.
-struct NoHops;
-
-impl Hops for NoHops {
-    fn send(&self, _core: usize, hop: Hop) -> Result<(), Hop> {
-        Err(hop)
-    }
-}
-
-/// What peers ask besides Raft: forwarded requests.
-struct Service(ForwardServiceRef);
-
-type ForwardServiceRef = Rc<ForwardService<SimEnv>>;
-
-impl PeerService for Service {
-    fn handle(
-        &self,
-        _from: &PeerInfo,
-        kind: u8,
-        body: &[u8],
-    ) -> LocalBoxFuture<'static, Result<Vec<u8>, ErrorCode>> {
-        if kind != FORWARD_KIND {
-            return ready(Err(ErrorCode::UNKNOWN_KIND)).boxed_local();
-        }
-        let (forward, body) = (self.0.clone(), body.to_vec());
-        async move { forward.forwarded(&body).await }.boxed_local()
-    }
-}
-
-/// What connections see of the node.
-struct Door {
-    node: u64,
-    nodes: u64,
-    shards: u32,
-    router: Rc<Router<SimEnv>>,
-}
-
-impl Front for Door {
-    fn cluster(&self) -> ClusterId {
-        CLUSTER
-    }
-
-    fn hello(&self) -> Result<ServerHello, ErrorCode> {
-        let address = |node| NodeAddress { node: NodeId(node), client_addr: client_addr(node) };
-        Ok(ServerHello {
-            version: 0,
-            cluster: CLUSTER,
-            node: NodeId(self.node),
-            shards: self.shards,
-            key_hash: KEY_HASH,
-            features: 0,
-            nodes: (1..=self.nodes).map(address).collect(),
-            leaders: self.router.leaders(),
-            server_version: String::new(),
-        })
-    }
-
-    fn request(&self, request: Request, to: ReplyTo) {
-        self.router.route(request, to, Origin::Client);
-    }
-
-    fn watch(&self, request: WatchRequest, to: ReplyTo) -> Option<WatchName> {
-        self.router.watch(request, to)
-    }
-
-    fn unwatch(&self, shard: ShardId, name: WatchName) {
-        self.router.unwatch(shard, name);
-    }
-
-    fn answered(&self, _reply: &Reply) {}
-}
-
 impl Start {
-    /// Opens what the disk holds and serves peers and clients. Errors if a real process would end
-    /// itself instead.
-    pub(crate) async fn run(self) -> Result<Node, String> {
-        let (wal, mut recovered) = self.open_wal().await?;
+    /// Opens what the disk holds and serves peers and clients; a node without a cluster waits until
+    /// it is admitted. Errors if a real process would end itself instead.
+    pub(crate) async fn run(self) -> Result<Node, Outside> {
         // One core runs all shards.
         let peers = Peers::<SimEnv>::new(self.identity(), self.host.clone(), SimClock, ShardId(0));
-        (1..=self.nodes).for_each(|node| peers.set_address(NodeId(node), peer_addr(node)));
+        for node in &self.looks_for {
+            peers.set_address(NodeId(*node), peer_addr(*node));
+        }
+        let founding = self.founding();
+        let service = Service::new(founding.clone());
+        peers.set_service(service.clone());
+        let mut listener = self.host.listen(&peer_addr(self.node)).expect("the address is free");
+        let promised = self.promised.borrow().as_ref().map(|promise| promise.record.clone());
+        let record = match promised {
+            Some(record) => record,
+            None => admitted(&founding, &peers, &mut listener).await?,
+        };
+        peers.set_cluster(record.cluster);
+        for member in &record.members {
+            peers.set_disk(member.node, member.disk);
+        }
+        let (wal, shards) = self.open(&record, &peers).await.map_err(Outside::Failed)?;
+        let router = Router::new(
+            (0, 1),
+            (record.cluster, record.shards),
+            shards.clone(),
+            peers.clone(),
+            record.members.iter().map(|m| (m.node, m.client_addr.clone())).collect(),
+            Rc::new(NoHops),
+        );
+        service.open(router.clone());
+        let removed = Rc::new(Cell::new(false));
+        let connections = self.serve_clients(record.cluster, router.clone(), removed.clone());
+        let shard0 = shards[0].clone();
+        let membership = Membership::new(shard0, &router, peers.clone(), Rc::new(record));
+        router.set_membership(membership.clone());
+        drop(SimRt::spawn(membership.run()));
+        self.watch_removal(&peers, &connections, &removed);
+        serve_peers(listener, peers);
+        let hosted = |shard: &Rc<Shard<SimEnv>>| Hosted {
+            id: shard.id(),
+            group: shard.group().clone(),
+            state: shard.state().clone(),
+            shard: shard.clone(),
+        };
+        Ok(Node { shards: shards.iter().map(hosted).collect(), wal, connections, removed })
+    }
+
+    /// As it is configured.
+    fn founding(&self) -> Rc<Founding> {
+        let me = birth_member(self.node, self.wiped);
+        let nodes = self.looks_for.iter().map(|node| NodeId(*node)).collect();
+        Founding::new(me, Plan { nodes, ..self.born.plan() }, self.promised.clone())
+    }
+
+    async fn open(
+        &self,
+        record: &BirthRecord,
+        peers: &Rc<Peers<SimEnv>>,
+    ) -> Result<(Wal<SimEnv>, Vec<Rc<Shard<SimEnv>>>), String> {
+        let (wal, mut recovered) = self.open_wal(record.cluster).await?;
         self.watch_log(wal.clone());
         let wheel = CoreWheel::new(SimClock.now());
         let core = ShardCore {
-            shards_total: self.shards,
+            shards_total: record.shards,
             clock: SimClock,
             wheel: wheel.clone(),
             metrics: Metrics::new(1, 1).handle(0),
             watch_sizes: self.watch_sizes,
         };
         let mut shards = Vec::new();
-        for id in (0..self.shards).map(ShardId) {
+        for id in (0..record.shards).map(ShardId) {
             let recovered = recovered.remove(&id).unwrap_or_default();
-            shards.push(self.open_shard(id, &wal, recovered, &peers, core.clone()).await?);
+            let spec = self.spec(record.cluster, id);
+            shards.push(self.open_shard(spec, &wal, recovered, peers, core.clone()).await?);
+        }
+        for shard in &shards {
+            drop(SimRt::spawn(shard.clone().run_leadership(Beginning::from(record))));
         }
         drop(SimRt::spawn(run_wheel(wheel, shards.clone(), SimClock)));
         let pinned = shards.clone();
@@ -251,30 +278,18 @@ impl Start {
             let group = pinned[pinning.0 as usize].group().clone();
             drop(SimRt::spawn(async move { group.trigger_snapshot().await }));
         });
-        let addresses = (1..=self.nodes).map(|node| (NodeId(node), client_addr(node))).collect();
-        let cluster = (CLUSTER, self.shards);
-        let hops = Rc::new(NoHops);
-        let router = Router::new((0, 1), cluster, shards.clone(), peers.clone(), addresses, hops);
-        peers.set_service(Rc::new(Service(Rc::new(ForwardService::new(router.clone())))));
-        self.serve_peers(peers);
-        let connections = self.serve_clients(router);
-        let hosted = |shard: &Rc<Shard<SimEnv>>| Hosted {
-            id: shard.id(),
-            group: shard.group().clone(),
-            state: shard.state().clone(),
-            shard: shard.clone(),
-        };
-        Ok(Node { shards: shards.iter().map(hosted).collect(), wal, connections })
+        Ok((wal, shards))
     }
 
     async fn open_shard(
         &self,
-        id: ShardId,
+        spec: GroupSpec,
         wal: &Wal<SimEnv>,
         recovered: Recovered,
         peers: &Rc<Peers<SimEnv>>,
         core: ShardCore<SimEnv>,
     ) -> Result<Rc<Shard<SimEnv>>, String> {
+        let id = spec.shard;
         let state = Rc::new(RefCell::new(State::new(id)));
         let sink = Rc::new(Sink {
             node: self.node,
@@ -282,10 +297,11 @@ impl Start {
             ledger: self.ledger.clone(),
             violations: self.violations.clone(),
             coverage: self.coverage.clone(),
+            tables: self.tables.clone(),
             shard: RefCell::default(),
         });
         let group = Group::open(
-            self.spec(id),
+            spec,
             wal.shard(id),
             recovered,
             self.disk.clone(),
@@ -299,10 +315,27 @@ impl Start {
         sink.shard.replace(Some(shard.clone()));
         drop(SimRt::spawn(shard.clone().run_proposals()));
         drop(SimRt::spawn(shard.clone().run_deadlines()));
-        drop(SimRt::spawn(shard.clone().run_leadership(TOKEN_BASE)));
         drop(SimRt::spawn(shard.clone().run_watches()));
         drop(SimRt::spawn(shard.clone().run_freshness()));
         Ok(shard)
+    }
+
+    /// A node that its peers refuse as one that was removed serves nobody any more, and does not
+    /// start again.
+    fn watch_removal(
+        &self,
+        peers: &Rc<Peers<SimEnv>>,
+        connections: &Rc<Connections>,
+        removed: &Rc<Cell<bool>>,
+    ) {
+        let (peers, connections, removed) = (peers.clone(), connections.clone(), removed.clone());
+        let mark = self.mark_removed.clone();
+        drop(SimRt::spawn(async move {
+            peers.until_outside().await;
+            removed.set(true);
+            connections.refuse_all(ErrorCode::NODE_REMOVED);
+            mark();
+        }));
     }
 
     /// An engine that stops by itself would end a real process.
@@ -323,11 +356,14 @@ impl Start {
         }));
     }
 
-    async fn open_wal(&self) -> Result<(Wal<SimEnv>, BTreeMap<ShardId, Recovered>), String> {
+    async fn open_wal(
+        &self,
+        cluster: ClusterId,
+    ) -> Result<(Wal<SimEnv>, BTreeMap<ShardId, Recovered>), String> {
         let identity = WalIdentity {
-            cluster: CLUSTER,
+            cluster,
             node: NodeId(self.node),
-            disk: self.disk_id,
+            disk: disk_id(self.node, self.wiped),
             core: 0,
             cores: 1,
             boot: self.boot,
@@ -340,9 +376,9 @@ impl Start {
 
     fn identity(&self) -> Identity {
         Identity {
-            cluster: CLUSTER,
+            cluster: ClusterId::UNKNOWN,
             node: NodeId(self.node),
-            disk: self.disk_id,
+            disk: disk_id(self.node, self.wiped),
             boot: self.boot,
             nonce: [self.boot as u8; 16],
             secret: b"the cluster's secret".as_slice().into(),
@@ -351,31 +387,25 @@ impl Start {
         }
     }
 
-    fn spec(&self, shard: ShardId) -> GroupSpec {
+    fn spec(&self, cluster: ClusterId, shard: ShardId) -> GroupSpec {
         GroupSpec {
             snapshot_entries: self.snapshot_entries,
             log_keep: 2 * self.snapshot_entries,
-            probe_quorum_loss: self.nodes >= 5,
-            ..GroupSpec::new(CLUSTER, shard, NodeId(self.node))
+            // The cluster may grow to five voters.
+            probe_quorum_loss: true,
+            ..GroupSpec::new(cluster, shard, NodeId(self.node))
         }
     }
 
-    fn serve_peers(&self, peers: Rc<Peers<SimEnv>>) {
-        let mut listener = self.host.listen(&peer_addr(self.node)).expect("the address is free");
-        drop(SimRt::spawn(async move {
-            loop {
-                let (reader, writer) = listener.accept().await;
-                let peers = peers.clone();
-                drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
-            }
-        }));
-    }
-
-    fn serve_clients(&self, router: Rc<Router<SimEnv>>) -> Rc<Connections> {
+    fn serve_clients(
+        &self,
+        cluster: ClusterId,
+        router: Rc<Router<SimEnv>>,
+        removed: Rc<Cell<bool>>,
+    ) -> Rc<Connections> {
         let mut listener = self.host.listen(&client_addr(self.node)).expect("the address is free");
         let connections = Connections::new(CONNECTIONS_MAX);
-        let door =
-            Rc::new(Door { node: self.node, nodes: self.nodes, shards: self.shards, router });
+        let door = Rc::new(Door { cluster, node: self.node, router, removed });
         drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
         let serving = connections.clone();
         drop(SimRt::spawn(async move {
@@ -388,4 +418,33 @@ impl Start {
         }));
         connections
     }
+}
+
+/// Waits for admission, serving peers meanwhile.
+async fn admitted(
+    founding: &Rc<Founding>,
+    peers: &Rc<Peers<SimEnv>>,
+    listener: &mut SimListener,
+) -> Result<BirthRecord, Outside> {
+    let join = founding.join(peers.clone());
+    let mut join = std::pin::pin!(join);
+    loop {
+        match SimRt::select2(join.as_mut(), listener.accept()).await {
+            Select2::First(record) => return record,
+            Select2::Second((reader, writer)) => {
+                let peers = peers.clone();
+                drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
+            }
+        }
+    }
+}
+
+fn serve_peers(mut listener: SimListener, peers: Rc<Peers<SimEnv>>) {
+    drop(SimRt::spawn(async move {
+        loop {
+            let (reader, writer) = listener.accept().await;
+            let peers = peers.clone();
+            drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
+        }
+    }));
 }

@@ -35,6 +35,8 @@ pub(crate) struct Params {
     pub(crate) snapshot_entries: u64,
     /// Small in most runs, so that watches are cut off, fall behind and lose their history.
     pub(crate) watch_sizes: Sizes,
+    /// An operator changes the members.
+    pub(crate) operates: bool,
     pub(crate) world: WorldConfig,
     pub(crate) net: SimNetConfig,
     pub(crate) disk: SimDiskConfig,
@@ -56,6 +58,7 @@ impl Params {
             hold_ms_max: 1 + rng.below(60),
             snapshot_entries: 20 + rng.below(200),
             watch_sizes: draw_watch_sizes(rng),
+            operates: rng.chance(600),
             world: WorldConfig { poll_cost_max: micros(0, 15), timer_slack_max: micros(0, 1_500) },
             net: SimNetConfig {
                 delay_min: micros(20, 100),

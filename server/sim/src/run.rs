@@ -1,7 +1,7 @@
 //! One run: form the cluster, let clients work through a storm of faults, let everything heal,
 //! and check.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use leasehold_bench::check::{self, Report, Verdict};
 use leasehold_bench::history::FaultKind;
 use leasehold_core::invariants;
+use leasehold_server::raft::GroupStatus;
 use leasehold_server::rt::sim::{DomainId, JoinHandle, SimRng, SimRt, SimWorld};
 use openraft_rt::AsyncRuntime;
 
@@ -21,7 +22,8 @@ use crate::feed::Feed;
 use crate::history::History;
 use crate::judge::{self, SERVED_MIN};
 use crate::logs::{self, Logs};
-use crate::node::Node;
+use crate::node::{Hosted, Node};
+use crate::operator::Operator;
 use crate::params::{Params, draw_rate_ppm};
 use crate::witness::Witness;
 
@@ -38,6 +40,7 @@ struct Work {
     stop: Rc<Cell<bool>>,
     history: Rc<History>,
     feeds: Vec<Rc<Feed>>,
+    operator: Option<(Rc<Operator>, JoinHandle<()>)>,
 }
 
 pub(crate) fn run_seed(seed: u64) -> ExitCode {
@@ -69,7 +72,10 @@ fn start_clients(cluster: &Rc<Cluster>, params: &Params, clocks_lie: bool) -> Wo
     let (calm, stop) = (Rc::new(Cell::new(false)), Rc::new(Cell::new(false)));
     let history = Rc::new(History::default());
     let (board, witness) = (Rc::new(Board::default()), Witness::new(cluster, clocks_lie));
-    let mut work = Work { domains: vec![], clients: vec![], calm, stop, history, feeds: vec![] };
+    let operator = params.operates.then(|| Operator::new(cluster));
+    let operator = operator.map(|operator| (operator.clone(), SimRt::spawn(operator.run())));
+    let (domains, clients, feeds) = (vec![], vec![], vec![]);
+    let mut work = Work { domains, clients, calm, stop, history, feeds, operator };
     let world = &cluster.world;
     for id in 1..=params.clients {
         let rate_ppm = draw_rate_ppm(world.rng());
@@ -89,6 +95,7 @@ fn start_clients(cluster: &Rc<Cluster>, params: &Params, clocks_lie: bool) -> Wo
             history: work.history.clone(),
             board: board.clone(),
             witness: witness.clone(),
+            known: RefCell::new((1..=params.nodes).collect()),
             reads_ms: world.rng().chance(400).then(|| 20 + world.rng().below(300)),
             feeds,
             calm: work.calm.clone(),
@@ -119,6 +126,9 @@ async fn heal(cluster: &Rc<Cluster>, work: Work) {
             }
         }
         cluster.timeline.note("every shard served since the storm".to_owned());
+        if let Some((operator, task)) = work.operator {
+            settle(cluster, &operator, task).await;
+        }
         bridge::serve(cluster, &work.history).await;
         work.stop.set(true);
         for client in work.clients {
@@ -129,18 +139,38 @@ async fn heal(cluster: &Rc<Cluster>, work: Work) {
         }
     };
     if SimRt::timeout(HEAL_LIMIT, healed).await.is_err() {
-        let nodes: Vec<_> = cluster.machines.iter().map(|machine| look(machine)).collect();
+        let nodes: Vec<_> = cluster.machines().iter().map(|machine| look(machine)).collect();
         cluster.violations.add("G8", &format!("not healed after {HEAL_LIMIT:?}: {nodes:?}"));
     }
-    for machine in &cluster.machines {
+    for machine in &cluster.machines() {
         inspect(cluster, machine);
     }
 }
 
+/// The change of the members that is under way comes to its end, and they are what was asked for.
+async fn settle(cluster: &Cluster, operator: &Operator, task: JoinHandle<()>) {
+    if operator.misses_a_node() {
+        cluster.coverage.count(Seen::ServedWithoutNew);
+    }
+    operator.settle();
+    task.await.expect("the harness lives");
+    while !cluster.is_settled() {
+        SimRt::sleep(Duration::from_millis(5)).await;
+    }
+    operator.judge().await;
+    cluster.timeline.note("the members are settled".to_owned());
+}
+
 fn look(machine: &Machine) -> String {
-    let status =
-        |node: Node| node.shards.iter().map(|shard| shard.group.status()).collect::<Vec<_>>();
-    format!("node {}: {:?}", machine.node, machine.running().map(status))
+    let status = |hosted: &Hosted| {
+        let GroupStatus { role, term, leader, last_index, applied_index, .. } = hosted.group.status();
+        let voters = hosted.group.membership().voters;
+        let voters: Vec<Vec<u64>> =
+            voters.iter().map(|set| set.iter().map(|node| node.0).collect()).collect();
+        format!("{role:?} {term} of {leader:?} {applied_index}/{last_index}, voters {voters:?}")
+    };
+    let shards = |node: Node| node.shards.iter().map(status).collect::<Vec<_>>();
+    format!("node {}: {:?}", machine.node, machine.running().map(shards))
 }
 
 /// What must be so of a node at the end.
@@ -196,7 +226,7 @@ fn report(
     reports: &[Report],
 ) -> ExitCode {
     let (world, params) = (&cluster.world, &cluster.params);
-    let boots: u64 = cluster.machines.iter().map(|machine| machine.boots()).sum();
+    let boots: u64 = cluster.machines().iter().map(|machine| machine.boots()).sum();
     println!(
         "seed {seed}: hash {:016x}  {} nodes, {} shards, {} clients, {:.1} s simulated, {} polls, \
          {} operations, {boots} boots, {} faults{}",

@@ -22,6 +22,9 @@ use openraft_rt::AsyncRuntime;
 use crate::client::{Client, Line, TIMEOUT_MS};
 use crate::history::Held;
 
+/// No lease has this version: whatever a reply says, the holds are read.
+const NOT_KNOWN: HoldSetVersion = HoldSetVersion(u64::MAX);
+
 /// See the module.
 pub(crate) struct Session {
     pub(crate) shard: ShardId,
@@ -140,12 +143,17 @@ impl Session {
         self.holds.borrow().iter().for_each(|held| held.extend(until_ns));
     }
 
-    /// A grant's versions are adopted only if the one before is known.
+    /// A grant's versions are adopted only if the one before is known. Otherwise the holds are read
+    /// before anything is extended: the grant may be an old one, and what was read came before it.
     pub(crate) fn granted(&self, grant: &Grant) -> bool {
         if self.version.get() == grant.version_before {
             self.version.set(grant.version_after);
         }
-        self.version.get() == grant.version_after
+        let known = self.version.get() == grant.version_after;
+        if !known {
+            self.version.set(NOT_KNOWN);
+        }
+        known
     }
 
     /// A hold of this lease: sure as long as the lease is, or, if its grant may be an old one, from
@@ -256,8 +264,8 @@ impl Session {
         self.client.witness.holds(latest, &reply);
         match reply {
             Reply::Holds(holds) => {
-                self.version.set(holds.version);
-                self.compare(&holds.holds, asked_ns);
+                let all = self.compare(&holds.holds, asked_ns);
+                self.version.set(if all { holds.version } else { NOT_KNOWN });
                 self.hurry.notify_one();
             }
             Reply::Error(error) if error.code == ErrorCode::LEASE_DEAD => self.die(),
@@ -266,15 +274,18 @@ impl Session {
     }
 
     /// What the lease did not hold any more, or is forced, is extended no more. Of what came after
-    /// the question the answer says nothing.
-    fn compare(&self, present: &[HeldKey], asked_ns: u64) {
+    /// the question the answer says nothing: false if there is any.
+    fn compare(&self, present: &[HeldKey], asked_ns: u64) -> bool {
+        let mut all = true;
         self.holds.borrow_mut().retain(|held| {
             let kept = present.iter().find(|other| other.token == held.token);
             let goes_on = kept.map_or(held.told_ns >= asked_ns, |kept| !kept.forced);
+            all &= kept.is_some() || !goes_on;
             if !goes_on {
                 held.end();
             }
             goes_on
         });
+        all
     }
 }

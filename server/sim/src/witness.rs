@@ -82,7 +82,7 @@ impl Witness {
 
     /// The node has applied the end of the wait; and nothing has been wrong for a while.
     pub(crate) fn is_untold(&self, node: u64, wait: &Wait) -> bool {
-        let machine = &self.cluster.machines[node as usize - 1];
+        let machine = self.cluster.machine(node);
         let Some(node) = machine.running().filter(|_| self.cluster.storm_is_over()) else {
             return false;
         };

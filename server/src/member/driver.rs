@@ -5,11 +5,13 @@
 //! they are there. So it can be stopped at any step, and another node's driver goes on. Shard 0
 //! changes its voters last: a node that is out of it is out of all shards.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::error::ErrorCode;
+use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::member::{
     GroupGoal, GroupStepRequest, MemberCommand, MemberOperation, MemberPhase, ShardProgress,
 };
@@ -22,7 +24,7 @@ use super::Membership;
 use crate::env::Env;
 use crate::net::OneReply;
 use crate::raft::{Class, Leadership};
-use crate::shard::Origin;
+use crate::shard::{FORWARD_KIND, Origin};
 
 /// From one round over the shards to the next, while an operation is under way.
 const ROUND_PAUSE: Duration = Duration::from_millis(100);
@@ -56,7 +58,7 @@ impl<E: Env> Membership<E> {
         if version == 0 && begun {
             let found = MemberCommand::Found(self.founders());
             // Whoever leads next does it if this leadership could not.
-            let _again = self.shard.member_command(leadership, found).await;
+            self.propose(leadership, found).await;
         }
         let Some(operation) = operation else { return LOOK_EVERY };
         self.round(leadership, version, operation).await;
@@ -102,8 +104,14 @@ impl<E: Env> Membership<E> {
             }
         };
         tracing::info!(operation = operation_id, phase = ?operation.phase, "done in all shards");
-        // Refused, or not known: the next round sees the table as it is then.
-        let _seen_later = self.shard.member_command(leadership, next).await;
+        self.propose(leadership, next).await;
+    }
+
+    /// Proposes a change of the table. Refused, or not known: the next round sees the table as it is
+    /// then. A node that is out of its group hears of its proposals no more, and is not to wait.
+    async fn propose(&self, leadership: Leadership, command: MemberCommand) {
+        let proposed = self.shard.member_command(leadership, command);
+        let _seen_later = E::Rt::timeout(STEP_TIMEOUT, proposed).await;
     }
 
     /// What every shard is to become in this phase.
@@ -119,30 +127,62 @@ impl<E: Env> Membership<E> {
         }
     }
 
-    /// Asks a shard's leader for one step.
+    /// Asks a shard's leader for one step. A node that is to go and is out of that shard already hears
+    /// of its leaders no more: then it asks the others.
     async fn step(&self, shard: ShardId, version: u64, goal: GroupGoal) -> ShardProgress {
         let Some(router) = self.router.upgrade() else { return waiting(shard, "stopping") };
         let timeout_ms = STEP_TIMEOUT.as_millis() as u32;
-        let request = GroupStepRequest { shard, version, goal, timeout_ms };
+        let request = Request::GroupStep(GroupStepRequest { shard, version, goal, timeout_ms });
         let (to, answer) = OneReply::pair();
-        router.route(Request::GroupStep(request), to, Origin::Client);
-        match E::Rt::timeout(2 * STEP_TIMEOUT, answer).await {
-            Ok(Ok(Reply::GroupStepped(progress))) => progress,
-            Ok(Ok(Reply::Error(error))) => waiting(shard, &error.message),
+        router.route(request.clone(), to, Origin::Client);
+        let mut answer = E::Rt::timeout(2 * STEP_TIMEOUT, answer).await.ok().and_then(Result::ok);
+        if is_not_leader(answer.as_ref()) {
+            answer = self.step_by_others(&request).await.or(answer);
+        }
+        match answer {
+            Some(Reply::GroupStepped(progress)) => progress,
+            Some(Reply::Error(error)) => waiting(shard, &error.message),
             _ => waiting(shard, "no answer"),
         }
     }
 
+    /// Asks each other node of the table to take the step, until one does or may have.
+    async fn step_by_others(&self, request: &Request) -> Option<Reply> {
+        let mut body = vec![request.kind()];
+        request.encode_body(&mut body);
+        let mut last = None;
+        for node in self.others() {
+            let asked = self.peers.call(node, Class::Forward, FORWARD_KIND, &body, STEP_TIMEOUT);
+            let Ok(answer) = asked.await else { continue };
+            let (kind, answer) = answer.split_first()?;
+            last = Reply::decode(*kind, answer).ok();
+            if !is_not_leader(last.as_ref()) {
+                break;
+            }
+        }
+        last
+    }
+
     /// A node that is out of shard 0 may be out of the cluster: its peers know, and refuse it then.
+    /// So may one without a vote, which nobody tells when it is given up.
     async fn ask_if_outside(&self) {
-        if self.shard.group().status().role != Role::Outside {
+        if !matches!(self.shard.group().status().role, Role::Outside | Role::Learner) {
             return;
         }
-        for node in self.voters().into_iter().filter(|node| *node != self.peers.node()) {
+        // One that was given up before it had anything of the log has no table: it knows those
+        // who admitted it.
+        let admitted_by = self.record.members.iter().map(|member| member.node);
+        let nodes: BTreeSet<NodeId> = self.others().into_iter().chain(admitted_by).collect();
+        for node in nodes.into_iter().filter(|node| *node != self.peers.node()) {
             let _refused =
                 self.peers.call(node, Class::Heartbeat, peer::PING, &[], LOOK_EVERY).await;
         }
     }
+}
+
+/// The node that was asked does not lead the shard: nothing was done.
+fn is_not_leader(answer: Option<&Reply>) -> bool {
+    matches!(answer, Some(Reply::Error(error)) if error.code == ErrorCode::NOT_LEADER)
 }
 
 fn waiting(shard: ShardId, what: &str) -> ShardProgress {

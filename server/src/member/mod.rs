@@ -83,6 +83,14 @@ impl<E: Env> Membership<E> {
         }
     }
 
+    /// The other nodes that are members or are to be, by the table.
+    fn others(&self) -> Vec<NodeId> {
+        let state = self.shard.state().borrow();
+        let present = state.members().nodes().filter(|info| info.standing != Standing::Removed);
+        let present = present.map(|info| info.entry.node);
+        present.filter(|node| *node != self.peers.node()).collect()
+    }
+
     /// The nodes that vote, by the table.
     fn voters(&self) -> Vec<NodeId> {
         let state = self.shard.state().borrow();

@@ -43,7 +43,7 @@ pub(crate) struct Line<'a> {
 
 impl<'a> Line<'a> {
     pub(crate) fn new(client: &'a Client) -> Self {
-        Self { client, link: None, node: 1 + client.rng.below(client.params.nodes) }
+        Self { client, link: None, node: client.any_node() }
     }
 
     pub(crate) async fn pause(&self) {
@@ -131,7 +131,7 @@ impl<'a> Line<'a> {
 
     async fn send(&mut self, request: &Request, call: Option<&Call>) -> Option<Receiver<Reply>> {
         if self.link.is_none() {
-            self.link = Link::open(&self.client.host, self.node).await;
+            self.link = self.client.connect(self.node).await;
         }
         if let (Some(call), Some(_)) = (call, &self.link) {
             call.sent();
@@ -155,6 +155,10 @@ impl<'a> Line<'a> {
             return Some(reply);
         }
         if let Reply::Error(error) = &reply {
+            if error.code == ErrorCode::NODE_REMOVED {
+                self.turn();
+                return None;
+            }
             let leader = error.leader.0;
             // Not always where it is told to: any node takes any request.
             if leader > 0 && leader != self.node && self.client.rng.chance(700) {
@@ -171,7 +175,7 @@ impl<'a> Line<'a> {
     /// To any node, over a new connection.
     fn turn(&mut self) {
         self.link = None;
-        self.node = 1 + self.client.rng.below(self.client.params.nodes);
+        self.node = self.client.any_node();
     }
 }
 

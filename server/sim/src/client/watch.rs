@@ -49,7 +49,7 @@ impl Client {
         }
         let (mut node, mut end) = (self.any_node(), None);
         loop {
-            let left = match Link::open(&self.host, node).await {
+            let left = match self.connect(node).await {
                 Some(link) => self.attend(&feed, &link, &mut end).await,
                 None => Left::Moves,
             };
@@ -63,10 +63,6 @@ impl Client {
                 self.witness.saw(Seen::WatchMoved);
             }
         }
-    }
-
-    fn any_node(&self) -> u64 {
-        1 + self.rng.below(self.params.nodes)
     }
 
     /// True if nothing is left to be told; but it may not last forever.
