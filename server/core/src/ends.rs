@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn the_latest_of_each_key_is_told_and_at_least_a_generation_is_kept() {
         let mut ends = Ends::default();
-        for n in 0..GENERATION_LEN + 1 {
+        for n in 0..=GENERATION_LEN {
             ends.put(&key(n), end(n as u64 + 1));
         }
         assert_eq!((ends.len(), ends.young_len()), (GENERATION_LEN + 1, 1));
