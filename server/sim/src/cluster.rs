@@ -170,8 +170,7 @@ impl Cluster {
         let looks_for = self.voters().into_iter().collect();
         let machine = Rc::new(Machine {
             node,
-            domain: world
-                .add_domain(Duration::from_secs(rng.below(1_000_000)), draw_rate_ppm(rng)),
+            domain: world.add_domain(Duration::from_secs(rng.below(1_000_000)), draw_rate_ppm(rng)),
             disk: RefCell::new(SimDisk::new(rng.next(), self.params.disk)),
             troubles: Cell::default(),
             boots: Cell::new(0),
@@ -364,9 +363,8 @@ impl Cluster {
                     && node.shards.iter().all(|shard| shard.group.membership().are(&voters))
             })
         };
-        let leaves = |node: &u64| {
-            self.machine(*node).running().is_none_or(|running| running.removed.get())
-        };
+        let leaves =
+            |node: &u64| self.machine(*node).running().is_none_or(|running| running.removed.get());
         newest.operation.is_none()
             && self.members().iter().all(knows)
             && newest.removed.iter().all(leaves)

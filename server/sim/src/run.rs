@@ -163,7 +163,8 @@ async fn settle(cluster: &Cluster, operator: &Operator, task: JoinHandle<()>) {
 
 fn look(machine: &Machine) -> String {
     let status = |hosted: &Hosted| {
-        let GroupStatus { role, term, leader, last_index, applied_index, .. } = hosted.group.status();
+        let GroupStatus { role, term, leader, last_index, applied_index, .. } =
+            hosted.group.status();
         let voters = hosted.group.membership().voters;
         let voters: Vec<Vec<u64>> =
             voters.iter().map(|set| set.iter().map(|node| node.0).collect()).collect();
