@@ -127,6 +127,8 @@ pub(crate) struct Cluster {
     pub(crate) bounds: Bounds,
     /// All faults are taken back.
     calm: Cell<bool>,
+    /// Where clients look for nodes, besides those that nodes name.
+    pub(crate) directory: Rc<RefCell<BTreeSet<u64>>>,
     /// An operator has asked for other members and does not know yet what became of it.
     pub(crate) changing: Cell<bool>,
 }
@@ -154,8 +156,10 @@ impl Cluster {
             led: RefCell::default(),
             bounds: Bounds::default(),
             calm: Cell::new(false),
+            directory: Rc::default(),
             changing: Cell::new(false),
         });
+        cluster.publish();
         for _ in 0..cluster.born.members.len() {
             let record = (*cluster.born).clone();
             cluster.set_up(Some(Promise { record, founded: true, joined: false }));
@@ -202,6 +206,11 @@ impl Cluster {
     pub(crate) fn voters(&self) -> BTreeSet<u64> {
         let founders = || self.born.members.iter().map(|member| member.node.0).collect();
         self.tables.latest().map_or_else(founders, |table| table.voters)
+    }
+
+    /// Tells clients of all who vote now, as whoever keeps their configuration does.
+    pub(crate) fn publish(&self) {
+        self.directory.borrow_mut().extend(self.voters());
     }
 
     /// The machines of those nodes, less those whose disks were replaced.

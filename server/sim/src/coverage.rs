@@ -47,6 +47,8 @@ pub(crate) enum Seen {
     LateBytes,
     /// A renewal's acknowledgement was compared with the newest leader's own deadline.
     RenewalCompared,
+    /// What a leader applied was looked for at a majority of its voters.
+    MajorityCompared,
     /// A read's value was compared with what the acquire gave.
     ValueCompared,
     /// Five nodes served while their old leader reached one of them only, and one reached nobody.
@@ -95,7 +97,7 @@ pub(crate) enum Seen {
 }
 
 impl Seen {
-    const ALL: [Self; 30] = [
+    const ALL: [Self; 43] = [
         Self::LeaderKilled,
         Self::LeaderPausedPastElection,
         Self::LeaderInMinority,
@@ -122,6 +124,19 @@ impl Seen {
         Self::WatchSplit,
         Self::WatchContinued,
         Self::WatchCancelled,
+        Self::MajorityCompared,
+        Self::MemberAdded,
+        Self::MemberRemoved,
+        Self::MemberReplaced,
+        Self::OperationResumed,
+        Self::OperationAborted,
+        Self::LeaderRemoved,
+        Self::WipedReplaced,
+        Self::ServedWithoutNew,
+        Self::SecondRefused,
+        Self::NobodyRefused,
+        Self::LeadersSpread,
+        Self::RemovedRefuses,
         Self::OneNode,
         Self::ThreeNodes,
         Self::FiveNodes,

@@ -176,6 +176,7 @@ impl Operator {
             Answer::Unclear => self.until_over(None).await,
         }
         self.cluster.changing.set(false);
+        self.cluster.publish();
         if self.asked.borrow()[index].fate == Fate::Carried {
             let cluster = &self.cluster;
             cluster.coverage.add(Seen::LeaderRemoved, u64::from(led));

@@ -1,7 +1,7 @@
 //! One run: form the cluster, let clients work through a storm of faults, let everything heal,
 //! and check.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
@@ -60,6 +60,7 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
         heal(&cluster, work).await;
         logs.look(&cluster);
         cluster.coverage.add(Figure::CommittedEntries, logs.committed());
+        cluster.coverage.add(Seen::MajorityCompared, logs.majorities());
         judge::look(&cluster, &history);
         let reports = judge::judge(&cluster, &history, &feeds, swarm.clocks_lie);
         (cluster, history, reports)
@@ -95,7 +96,7 @@ fn start_clients(cluster: &Rc<Cluster>, params: &Params, clocks_lie: bool) -> Wo
             history: work.history.clone(),
             board: board.clone(),
             witness: witness.clone(),
-            known: RefCell::new((1..=params.nodes).collect()),
+            known: cluster.directory.clone(),
             reads_ms: world.rng().chance(400).then(|| 20 + world.rng().below(300)),
             feeds,
             calm: work.calm.clone(),
