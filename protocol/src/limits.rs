@@ -24,7 +24,7 @@ pub const WINDOW: u64 = 3 * 4096;
 pub const OPEN_WAITS_MAX: usize = 4096;
 /// Keys that one lease may hold or wait for, so that all of them fit one `HoldsReply`.
 pub const LEASE_CLAIMS_MAX: usize = 4096;
-/// Keys of one shard whose last hold's end is remembered.
+/// Ends of last holds that a shard remembers: those of the latest half of as many keys at least.
 pub const LAST_ENDS_MAX: usize = 4096;
 /// Keys that one acquire may ask for.
 pub const WANTS_MAX: usize = 64;

@@ -177,8 +177,8 @@ pub struct KeyInfo {
     pub limit: u32,
     /// Its lock-delays, at most `PAGE_LEN_MAX`.
     pub delays: Vec<Delay>,
-    /// How its last hold that ended did, if the shard still knows: it remembers the latest
-    /// `LAST_ENDS_MAX` keys whose holds ended.
+    /// How its last hold that ended did, if the shard still knows: it remembers those of the latest
+    /// `LAST_ENDS_MAX` / 2 keys at least.
     pub last_end: Option<LastEnd>,
 }
 

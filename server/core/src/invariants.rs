@@ -21,6 +21,7 @@ use leasehold_protocol::shard::{
 use crate::blob::Key;
 use crate::cow::IntoIter;
 use crate::digest;
+use crate::ends::{self, GENERATION_LEN};
 use crate::hash::Sum;
 use crate::memory::{Answer, Kind};
 use crate::slots::{self, Taken};
@@ -51,7 +52,7 @@ pub(crate) struct Checker {
     state: State,
     leases: IntoIter<LeaseId, Rc<Lease>>,
     keys: IntoIter<Key, Rc<KeyState>>,
-    ends: IntoIter<Key, Rc<End>>,
+    ends: ends::Iter,
     totals: Totals,
 }
 
@@ -73,7 +74,7 @@ impl Checker {
         check_counters(state)?;
         let leases = state.leases.clone().into_iter();
         let keys = state.keys.clone().into_iter();
-        let ends = state.ends.clone().into_iter();
+        let ends = state.ends.iter();
         Ok(Self { state: state.clone(), leases, keys, ends, totals: Totals::default() })
     }
 
@@ -87,7 +88,7 @@ impl Checker {
             } else if let Some((key, entry)) = self.keys.next() {
                 check_entry(&self.state, &key, &entry)?;
                 self.totals.add_entry(&self.state, &key, &entry);
-            } else if let Some((key, end)) = self.ends.next() {
+            } else if let Some((key, end, _)) = self.ends.next() {
                 check_end(&self.state, &key, &end).map_err(|text| format!("last end: {text}"))?;
                 self.totals.sum.add(digest::end(&key, &end));
             } else {
@@ -139,8 +140,8 @@ fn check_counters(state: &State) -> Result<(), String> {
     ensure!(state.begun == (state.revision > 0), "begun and revision {} differ", state.revision);
     ensure!(state.revision <= COUNTER_MAX, "revision {}", state.revision);
     ensure!(state.last_lease <= COUNTER_MAX, "last lease {}", state.last_lease);
-    ensure!(state.ends.len() <= LAST_ENDS_MAX, "too many last ends");
-    ensure!(state.ends.len() == state.ends_in_order.len(), "last ends and their order differ");
+    ensure!(state.ends.len() < LAST_ENDS_MAX, "too many last ends");
+    ensure!(state.ends.young_len() < GENERATION_LEN, "too many young last ends");
     ensure!(state.last_token <= TOKEN_MAX, "token {} is too high", state.last_token);
     ensure!(state.leases.len() + state.own_waiters <= LEASES_MAX, "too many leases");
     ensure!(
@@ -159,7 +160,6 @@ fn check_counters(state: &State) -> Result<(), String> {
 fn check_end(state: &State, key: &Key, end: &End) -> Result<(), String> {
     let token = end.token.0;
     ensure!(check_key(key).is_ok(), "a key out of range");
-    ensure!(state.ends_in_order.get(&(end.revision, token)) == Some(key), "of another key");
     ensure!(end.revision > 0 && end.revision <= state.revision, "revision {}", end.revision);
     ensure!(token > 0 && token <= state.last_token, "token {token} was never given (G2)");
     ensure!(end.lease.0 > 0 && end.lease.0 <= state.last_lease, "lease {}", end.lease);

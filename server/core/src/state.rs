@@ -25,10 +25,11 @@ use crate::acquire::Request;
 use crate::blob::{Key, Name};
 use crate::cow::Map;
 use crate::digest;
+use crate::ends::Ends;
 use crate::hash::Sum;
 use crate::members::Members;
 use crate::quarantine::Bases;
-use crate::table::{End, Keys, Lease, Leases};
+use crate::table::{Keys, Lease, Leases};
 
 /// The highest token: tokens fit in a signed 64-bit column.
 pub(crate) const TOKEN_MAX: u64 = i64::MAX as u64;
@@ -56,10 +57,8 @@ pub struct State {
     pub(crate) forced: Map<u64, (Key, LeaseId)>,
     /// Ghosts by token: their keys and how long each lasts, in milliseconds. Follows from `keys`.
     pub(crate) delays: Map<u64, (Key, u32)>,
-    /// How each key's last hold that ended did; the latest `LAST_ENDS_MAX`.
-    pub(crate) ends: Map<Key, Rc<End>>,
-    /// Their keys by revision and token. Follows from `ends`.
-    pub(crate) ends_in_order: Map<(u64, u64), Key>,
+    /// How each key's last hold that ended did, as far as it is remembered.
+    pub(crate) ends: Ends,
     /// Waiters that will need a lease of their own. Follows from `keys`.
     pub(crate) own_waiters: usize,
     /// Holds, their further entries, ghosts and waiters. Follows from `keys`.
@@ -91,8 +90,7 @@ impl State {
             names: Map::default(),
             forced: Map::default(),
             delays: Map::default(),
-            ends: Map::default(),
-            ends_in_order: Map::default(),
+            ends: Ends::default(),
             own_waiters: 0,
             claims: 0,
             members: Rc::default(),

@@ -2,21 +2,16 @@
 //! first. Whole revisions go, oldest first.
 
 use std::collections::VecDeque;
-use std::mem::size_of;
-use std::rc::Rc;
 
-use leasehold_protocol::event::EventKind;
 use leasehold_protocol::ids::Revision;
 use leasehold_protocol::planted;
-use leasehold_protocol::watch::WatchEvent;
 
-/// What an event costs besides the bytes it carries: itself, its place and the allocator's share.
-const FIXED_COST: usize = size_of::<WatchEvent>() + 96;
+use super::told::Told;
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct History {
-    events: VecDeque<Rc<WatchEvent>>,
+    events: VecDeque<Told>,
     bytes: usize,
     bytes_max: usize,
     /// Every event above it is in `events`.
@@ -48,9 +43,9 @@ impl History {
     }
 
     /// Adds an event above all that are there.
-    pub(super) fn push(&mut self, event: Rc<WatchEvent>) {
+    pub(super) fn push(&mut self, event: Told) {
         debug_assert!(event.revision > self.head, "events of one step come before its end");
-        self.bytes += cost(&event);
+        self.bytes += event.cost();
         self.events.push_back(event);
     }
 
@@ -66,7 +61,7 @@ impl History {
 
     fn drop_revision(&mut self, revision: Revision) {
         while let Some(event) = self.events.pop_front_if(|event| event.revision == revision) {
-            self.bytes -= cost(&event);
+            self.bytes -= event.cost();
         }
         self.floor = revision;
     }
@@ -77,7 +72,7 @@ impl History {
     }
 
     /// The events above a revision, which is not below the floor.
-    pub(super) fn after(&self, revision: Revision) -> impl Iterator<Item = &Rc<WatchEvent>> {
+    pub(super) fn after(&self, revision: Revision) -> impl Iterator<Item = &Told> {
         assert!(revision >= self.floor, "the caller looked");
         let told = if planted!("watch-goes-on-one-off") { revision.0 + 1 } else { revision.0 };
         let from = self.events.partition_point(|event| event.revision.0 <= told);
@@ -85,29 +80,15 @@ impl History {
     }
 }
 
-/// What an event costs in memory and, near enough, on the wire.
-pub(super) fn cost(event: &WatchEvent) -> usize {
-    let carried = match &event.kind {
-        EventKind::ForcedPending { who, why, .. } | EventKind::YieldAsked { who, why, .. } => {
-            who.len() + why.len()
-        }
-        EventKind::LimitChanged { who, .. } => who.len(),
-        EventKind::ValueChanged { value, .. } => value.len(),
-        EventKind::Granted { slots, .. } => slots.len(),
-        _ => 0,
-    };
-    let key = event.kind.key().map_or(0, <[u8]>::len);
-    FIXED_COST + key + carried + event.label.len() + event.value.len()
-}
-
 #[cfg(test)]
 mod tests {
+    use leasehold_protocol::event::EventKind;
+
     use super::*;
 
-    fn event(revision: u64) -> Rc<WatchEvent> {
+    fn event(revision: u64) -> Told {
         let kind = EventKind::Vacant { key: vec![b'k'; 10] };
-        let (label, value) = (String::new(), Vec::new());
-        Rc::new(WatchEvent { revision: Revision(revision), kind, label, value })
+        Told { revision: Revision(revision), kind, label: None, value: None }
     }
 
     fn revisions(history: &History, after: u64) -> Vec<u64> {
@@ -116,7 +97,7 @@ mod tests {
 
     #[test]
     fn whole_revisions_go_and_the_floor_says_so() {
-        let each = cost(&event(1));
+        let each = event(1).cost();
         let mut history = History::new(4 * each, Revision(10));
         assert!(revisions(&history, 10).is_empty());
         for (revision, count) in [(11, 2), (13, 1), (14, 1)] {

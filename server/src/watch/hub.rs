@@ -4,6 +4,7 @@
 //! a bounded slice at a time, so that neither many watches nor much to catch up holds the core.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Deref;
 use std::rc::Rc;
 
 use leasehold_core::State;
@@ -13,14 +14,13 @@ use leasehold_protocol::ids::{NodeId, Revision, ShardId};
 use leasehold_protocol::limits::WATCHES_MAX;
 use leasehold_protocol::planted;
 use leasehold_protocol::reply::{KeyInfo, Reply};
-use leasehold_protocol::watch::{
-    WatchEnd, WatchEndReason, WatchEvent, WatchEvents, WatchNotice, WatchState,
-};
+use leasehold_protocol::watch::{WatchEnd, WatchEndReason, WatchEvents, WatchNotice, WatchState};
 
-use super::history::{History, cost};
+use super::history::History;
 use super::index::{Index, Target};
 use super::labels::{Labels, lease_of};
 use super::sizes::Sizes;
+use super::told::Told;
 use super::views::Views;
 use crate::env::MonoTime;
 use crate::net::ReplyTo;
@@ -59,7 +59,7 @@ struct Watch {
     start: Option<Start>,
     /// The position that was told, or from which it watches.
     sent: Revision,
-    pending: Vec<Rc<WatchEvent>>,
+    pending: Vec<Rc<Told>>,
     pending_bytes: usize,
     /// More came than may wait.
     behind: bool,
@@ -125,17 +125,13 @@ impl Hub {
         let before = self.queue.len();
         for event in events {
             let Some(key) = event.kind.key() else { continue };
-            let label = lease_of(&event.kind).map(|lease| self.labels.get(lease));
+            let label = lease_of(&event.kind).and_then(|lease| self.labels.get(lease));
             let value = match event.kind {
                 EventKind::Granted { lease, token, .. } => state.held_value(key, lease, token),
                 _ => None,
             };
-            let told = Rc::new(WatchEvent {
-                revision: event.revision,
-                kind: event.kind.clone(),
-                label: label.unwrap_or_default(),
-                value: value.map(|value| value.to_vec()).unwrap_or_default(),
-            });
+            let (revision, kind) = (event.revision, event.kind.clone());
+            let told = Told { revision, kind, label, value };
             if !self.index.is_empty() {
                 self.tell(key, &told);
             }
@@ -146,18 +142,19 @@ impl Hub {
         self.queue.len() > before
     }
 
-    fn tell(&mut self, key: &[u8], event: &Rc<WatchEvent>) {
+    fn tell(&mut self, key: &[u8], event: &Told) {
+        let mut shared = None;
         for name in self.index.matching(key) {
             let watch = self.watches.get_mut(&name).expect("the index knows live watches");
             if event.revision <= watch.sent || watch.behind {
                 continue;
             }
-            watch.pending_bytes += cost(event);
+            watch.pending_bytes += event.cost();
             if watch.pending_bytes > self.sizes.pending {
                 watch.behind = true;
                 watch.pending = Vec::new();
             } else {
-                watch.pending.push(Rc::clone(event));
+                watch.pending.push(Rc::clone(shared.get_or_insert_with(|| Rc::new(event.clone()))));
             }
             if !std::mem::replace(&mut watch.queued, true) {
                 self.queue.push_back(name);
@@ -350,14 +347,14 @@ impl Hub {
                 continue;
             }
             if bytes > self.sizes.replay
-                && let Some(last) = found.last().map(|last: &Rc<WatchEvent>| last.revision)
+                && let Some(last) = found.last().map(|last: &&Told| last.revision)
                 && (last < event.revision || planted!("answer-ends-within-a-revision"))
             {
                 position = if planted!("position-ahead-of-what-was-told") { head } else { last };
                 break;
             }
-            bytes += cost(event);
-            found.push(Rc::clone(event));
+            bytes += event.cost();
+            found.push(event);
         }
         if !send_events(self.shard, self.sizes, &watch.to, (&found, position)) {
             return self.drop_unbegun(name, WatchEndReason::TooSlow);
@@ -445,18 +442,18 @@ fn page(state: &State, target: &Target, after: &[u8], sizes: Sizes) -> (Vec<KeyI
 
 /// Sends events in frames that end with a revision where they can; the last one brings the
 /// position `end`. False if the connection does not take them.
-fn send_events(
+fn send_events<E: Deref<Target = Told>>(
     shard: ShardId,
     sizes: Sizes,
     to: &ReplyTo,
-    (events, end): (&[Rc<WatchEvent>], Revision),
+    (events, end): (&[E], Revision),
 ) -> bool {
     let mut rest = events;
     loop {
         let mut bytes = 0;
-        let fits = |event: &&Rc<WatchEvent>| {
+        let fits = |event: &&E| {
             let fits = bytes < sizes.frame;
-            bytes += cost(event);
+            bytes += event.cost();
             fits
         };
         let count = rest.iter().take_while(fits).count();
@@ -469,7 +466,7 @@ fn send_events(
             (Some(last), Some(_)) => (last.revision, false),
             _ => (end, false),
         };
-        let events = now.iter().map(|event| (**event).clone()).collect();
+        let events = now.iter().map(|event| event.to_wire()).collect();
         let frame = WatchEvents { shard, revision, events, more };
         if !to.offer(&Reply::WatchEvents(frame)) {
             return false;
@@ -483,7 +480,7 @@ fn send_events(
 
 /// Of the first `count` events, those before a revision that goes on after them, unless it is all
 /// of them.
-fn whole_revisions(events: &[Rc<WatchEvent>], count: usize) -> usize {
+fn whole_revisions(events: &[impl Deref<Target = Told>], count: usize) -> usize {
     let Some(next) = events.get(count) else { return count };
     match events[..count].partition_point(|event| event.revision < next.revision) {
         0 => count,

@@ -41,9 +41,8 @@ impl Labels {
     }
 
     /// The label of a lease.
-    pub(super) fn get(&self, lease: LeaseId) -> String {
-        let label = self.0.get(&lease);
-        label.map(|label| String::from_utf8_lossy(label).into_owned()).unwrap_or_default()
+    pub(super) fn get(&self, lease: LeaseId) -> Option<Rc<[u8]>> {
+        self.0.get(&lease).cloned()
     }
 }
 

@@ -17,6 +17,7 @@ mod hub;
 mod index;
 mod labels;
 mod sizes;
+mod told;
 mod views;
 
 pub use hub::{Hub, Start, WatchName};

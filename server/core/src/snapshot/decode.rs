@@ -7,7 +7,7 @@ use core::cmp::Ordering;
 
 use leasehold_protocol::codec;
 use leasehold_protocol::ids::LeaseId;
-use leasehold_protocol::limits::{LAST_ENDS_MAX, LEASES_MAX, MEMBERS_EVER_MAX};
+use leasehold_protocol::limits::{LEASES_MAX, MEMBERS_EVER_MAX};
 use leasehold_protocol::member::MemberInfo;
 use leasehold_protocol::planted;
 
@@ -407,13 +407,6 @@ impl Build {
     }
 
     fn last_end(&mut self, item: LastEndItem) -> Result<(), &'static str> {
-        if self.state.ends.len() >= LAST_ENDS_MAX {
-            return Err("too many last ends");
-        }
-        let last = self.state.ends_in_order.last().map(|(place, _)| *place);
-        if last.is_some_and(|last| last >= (item.revision, item.token.0)) {
-            return Err("a last end out of order");
-        }
         let key = self.state.shared_key(KeyRef::new(&item.key));
         let end = table::End {
             lease: item.lease,
@@ -424,7 +417,7 @@ impl Build {
             revision: item.revision,
             at_ms: item.at_ms,
         };
-        if self.state.put_end(&key, end) { Ok(()) } else { Err("a last end comes twice") }
+        self.state.ends.restore(&key, end, item.old)
     }
 
     /// The entry of the key that holds and waiters come for, with room for so many more.

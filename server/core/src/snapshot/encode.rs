@@ -18,7 +18,8 @@ use super::item::{
 };
 use super::{BLOCK_HEADER_LEN, CHUNK_LEN, MAGIC, SNAPSHOT_VERSION};
 use crate::blob::Key;
-use crate::cow::{IntoIter, Map};
+use crate::cow::IntoIter;
+use crate::ends;
 use crate::members::Members;
 use crate::memory::{Answer, Kind, Record};
 use crate::state::State;
@@ -35,8 +36,7 @@ pub struct Encoder {
     memory: Option<MemoryLeft>,
     keys: IntoIter<Key, Rc<KeyState>>,
     key: Option<KeyLeft>,
-    ends: IntoIter<(u64, u64), Key>,
-    end_of: Map<Key, Rc<table::End>>,
+    ends: ends::Iter,
     members: Option<Rc<Members>>,
     nodes: vec::IntoIter<MemberInfo>,
     ended: bool,
@@ -81,8 +81,7 @@ impl Encoder {
             memory: None,
             keys: state.keys.clone().into_iter(),
             key: None,
-            ends: state.ends_in_order.clone().into_iter(),
-            end_of: state.ends.clone(),
+            ends: state.ends.iter(),
             members: (*state.members != Members::default()).then(|| Rc::clone(&state.members)),
             nodes: Vec::new().into_iter(),
             ended: false,
@@ -133,9 +132,8 @@ impl Encoder {
             let own = key_item(&key, &entry);
             self.key = Some(KeyLeft { key, own, ghosts, holds, queue });
         }
-        if let Some((_, key)) = self.ends.next() {
-            let end = self.end_of.get(&key).expect("both tables have it");
-            return Some(last_end_item(&key, end));
+        if let Some((key, end, old)) = self.ends.next() {
+            return Some(last_end_item(&key, &end, old));
         }
         self.key = None;
         if let Some(members) = self.members.take() {
@@ -270,7 +268,7 @@ fn key_item(key: &Key, entry: &KeyState) -> Option<KeyItem> {
     has_own.then(|| KeyItem { key: key.to_vec(), floor: entry.floor, limit: entry.limit })
 }
 
-fn last_end_item(key: &Key, end: &table::End) -> Item {
+fn last_end_item(key: &Key, end: &table::End, old: bool) -> Item {
     Item::LastEnd(LastEndItem {
         key: key.to_vec(),
         lease: end.lease,
@@ -280,6 +278,7 @@ fn last_end_item(key: &Key, end: &table::End) -> Item {
         reason: end.reason.clone(),
         revision: end.revision,
         at_ms: end.at_ms,
+        old,
     })
 }
 

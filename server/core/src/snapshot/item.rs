@@ -151,6 +151,8 @@ pub(super) struct LastEndItem {
     pub(super) reason: EndReason,
     pub(super) revision: u64,
     pub(super) at_ms: u64,
+    /// Of the old generation.
+    pub(super) old: bool,
 }
 
 #[derive(Archive, Serialize, Deserialize, Clone, Copy)]

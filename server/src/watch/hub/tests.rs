@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use leasehold_protocol::command::{Caller, Command};
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, Token};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::watch::WatchEvent;
 
 use super::*;
 use crate::net::ReplySink;
@@ -178,7 +179,7 @@ fn an_event_has_the_label_and_the_value_even_if_its_session_ends_in_the_same_ste
     assert_eq!((events[0].label.as_str(), events[0].value.as_slice()), ("worker", &b"here"[..]));
     assert!(matches!(events[1].kind, EventKind::Ended { .. }), "{events:?}");
     assert_eq!(events[1].label, "worker");
-    assert_eq!(rig.hub.labels.get(LeaseId(1)), "", "the dead lease is forgotten");
+    assert_eq!(rig.hub.labels.get(LeaseId(1)).as_deref(), None, "the dead lease is forgotten");
 }
 
 #[test]
