@@ -136,7 +136,8 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// All founders, started for the first time; node 1 forms the groups.
     pub(crate) fn start(world: &SimWorld, params: &Params) -> Rc<Self> {
-        Self::start_as(world, params, record(params.nodes, params.shards))
+        let record = record(params.nodes, params.shards, params.token_base);
+        Self::start_as(world, params, record)
     }
 
     /// The same of a cluster that is born so.
@@ -174,8 +175,7 @@ impl Cluster {
         let looks_for = self.voters().into_iter().collect();
         let machine = Rc::new(Machine {
             node,
-            domain: world
-                .add_domain(Duration::from_secs(rng.below(1_000_000)), draw_rate_ppm(rng)),
+            domain: world.add_domain(Duration::from_secs(rng.below(1_000_000)), draw_rate_ppm(rng)),
             disk: RefCell::new(SimDisk::new(rng.next(), self.params.disk)),
             troubles: Cell::default(),
             boots: Cell::new(0),
@@ -336,6 +336,11 @@ impl Cluster {
         (since_ns < true_ns).then(|| self.machine(node))
     }
 
+    /// Since when the newest leader of the shard leads.
+    pub(crate) fn led_ns(&self, shard: ShardId) -> Option<u64> {
+        self.led.borrow().get(&shard).map(|(_, _, since_ns)| *since_ns)
+    }
+
     /// All shards.
     pub(crate) fn shards(&self) -> impl Iterator<Item = ShardId> + use<> {
         (0..self.params.shards).map(ShardId)
@@ -373,9 +378,8 @@ impl Cluster {
                     && node.shards.iter().all(|shard| shard.group.membership().are(&voters))
             })
         };
-        let leaves = |node: &u64| {
-            self.machine(*node).running().is_none_or(|running| running.removed.get())
-        };
+        let leaves =
+            |node: &u64| self.machine(*node).running().is_none_or(|running| running.removed.get());
         newest.operation.is_none()
             && self.members().iter().all(knows)
             && newest.removed.iter().all(leaves)

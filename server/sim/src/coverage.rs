@@ -27,6 +27,8 @@ pub(crate) enum Seen {
     LeaderReplaced,
     LeaseExpired,
     SnapshotInstalled,
+    /// A node that had applied entries in the same life was too far behind for the log.
+    SnapshotInstalledLive,
     /// A request was sent again.
     Retry,
     /// An answer left open whether its request was executed, or did not come in time.
@@ -90,6 +92,12 @@ pub(crate) enum Seen {
     LeadersSpread,
     /// A node that was removed refused what it was asked.
     RemovedRefuses,
+    /// A backup was taken while clients worked, and is sound.
+    BackupTaken,
+    /// A cluster that was born from a backup granted keys.
+    Restored,
+    /// Its leader changed while it granted nothing yet.
+    RestoredUnderAnother,
     OneNode,
     ThreeNodes,
     FiveNodes,
@@ -97,13 +105,14 @@ pub(crate) enum Seen {
 }
 
 impl Seen {
-    const ALL: [Self; 43] = [
+    const ALL: [Self; 45] = [
         Self::LeaderKilled,
         Self::LeaderPausedPastElection,
         Self::LeaderInMinority,
         Self::LeaderReplaced,
         Self::LeaseExpired,
         Self::SnapshotInstalled,
+        Self::SnapshotInstalledLive,
         Self::Retry,
         Self::UnknownOutcome,
         Self::Cancel,
@@ -131,7 +140,8 @@ impl Seen {
         Self::OperationResumed,
         Self::OperationAborted,
         Self::LeaderRemoved,
-        Self::WipedReplaced,
+        Self::BackupTaken,
+        Self::Restored,
         Self::ServedWithoutNew,
         Self::SecondRefused,
         Self::NobodyRefused,

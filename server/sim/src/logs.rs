@@ -171,7 +171,8 @@ impl Logs {
     pub(crate) fn look(&self, cluster: &Cluster) {
         for shard in cluster.shards() {
             let machines = cluster.machines();
-            let looks: Vec<_> = machines.iter().filter_map(|machine| look(machine, shard)).collect();
+            let looks: Vec<_> =
+                machines.iter().filter_map(|machine| look(machine, shard)).collect();
             let mut shards = self.shards.borrow_mut();
             shards.entry(shard).or_default().take(shard, &looks, &cluster.violations);
         }

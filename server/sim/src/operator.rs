@@ -112,8 +112,7 @@ impl Operator {
         let voters = self.cluster.voters();
         let (grows, shrinks) = (voters.len() < VOTERS_MAX, voters.len() > 2);
         match self.rng.below(12) {
-            0 => self.add_nobody().await,
-            1 => self.spread().await,
+            0..2 => self.add_nobody().await,
             2..6 if grows => self.change(true, None).await,
             6..9 if shrinks => self.change(false, Some(self.victim())).await,
             _ => self.change(true, Some(self.victim())).await,
@@ -177,6 +176,9 @@ impl Operator {
         }
         self.cluster.changing.set(false);
         self.cluster.publish();
+        if self.rng.chance(400) {
+            self.spread().await;
+        }
         if self.asked.borrow()[index].fate == Fate::Carried {
             let cluster = &self.cluster;
             cluster.coverage.add(Seen::LeaderRemoved, u64::from(led));
@@ -309,6 +311,9 @@ impl Operator {
         let voters: Vec<_> = self.cluster.voters().into_iter().collect();
         for shard in self.cluster.shards() {
             let to = NodeId(voters[shard.0 as usize % voters.len()]);
+            if self.cluster.leader(shard).is_some_and(|leader| leader.node == to.0) {
+                continue;
+            }
             let transfer = TransferRequest { shard, to, timeout_ms: TIMEOUT_MS };
             if let Some(Reply::Transferred) = self.try_once(&Request::Transfer(transfer)).await {
                 self.cluster.coverage.count(Seen::LeadersSpread);

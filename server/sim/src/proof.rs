@@ -101,8 +101,7 @@ fn prove_tables() {
         (1..).zip(steps.windows(2)).filter(|(at, w)| w[0].leads_to(at + 1, &w[1]).is_err()).count()
     };
     let under_way = |phase| {
-        let operation =
-            MemberOperation { operation: 2, phase, add: NodeId(4), remove: NodeId(1) };
+        let operation = MemberOperation { operation: 2, phase, add: NodeId(4), remove: NodeId(1) };
         Table { voters: [1, 2, 3].into(), operation: Some(operation), ..Table::default() }
     };
     let with = |voters: [u64; 3]| Table { voters: voters.into(), ..Table::default() };

@@ -21,10 +21,12 @@ use crate::faults::{Swarm, storm};
 use crate::feed::Feed;
 use crate::history::History;
 use crate::judge::{self, SERVED_MIN};
+use crate::keeper::Keeper;
 use crate::logs::{self, Logs};
 use crate::node::{Hosted, Node};
 use crate::operator::Operator;
 use crate::params::{Params, draw_rate_ppm};
+use crate::restore::restore;
 use crate::witness::Witness;
 
 /// Within this, after all faults are taken back, everything must work again.
@@ -41,6 +43,7 @@ struct Work {
     history: Rc<History>,
     feeds: Vec<Rc<Feed>>,
     operator: Option<(Rc<Operator>, JoinHandle<()>)>,
+    keeper: Option<Rc<Keeper>>,
 }
 
 pub(crate) fn run_seed(seed: u64) -> ExitCode {
@@ -56,6 +59,7 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
         let work = start_clients(&cluster, &params, swarm.clocks_lie);
         storm(&cluster, &work.domains, &swarm).await;
         let (history, feeds) = (work.history.clone(), work.feeds.clone());
+        let keeper = work.keeper.clone();
         history.fault(FaultKind::Healed, 0);
         heal(&cluster, work).await;
         logs.look(&cluster);
@@ -63,6 +67,9 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
         cluster.coverage.add(Seen::MajorityCompared, logs.majorities());
         judge::look(&cluster, &history);
         let reports = judge::judge(&cluster, &history, &feeds, swarm.clocks_lie);
+        if let Some(contents) = keeper.and_then(|keeper| keeper.stop()) {
+            restore(&cluster, &contents).await;
+        }
         (cluster, history, reports)
     });
     count(&cluster, &history);
@@ -75,8 +82,10 @@ fn start_clients(cluster: &Rc<Cluster>, params: &Params, clocks_lie: bool) -> Wo
     let (board, witness) = (Rc::new(Board::default()), Witness::new(cluster, clocks_lie));
     let operator = params.operates.then(|| Operator::new(cluster));
     let operator = operator.map(|operator| (operator.clone(), SimRt::spawn(operator.run())));
+    let keeper = params.backs_up.then(|| Keeper::new(cluster));
+    keeper.iter().for_each(|keeper| drop(SimRt::spawn(keeper.clone().run())));
     let (domains, clients, feeds) = (vec![], vec![], vec![]);
-    let mut work = Work { domains, clients, calm, stop, history, feeds, operator };
+    let mut work = Work { domains, clients, calm, stop, history, feeds, operator, keeper };
     let world = &cluster.world;
     for id in 1..=params.clients {
         let rate_ppm = draw_rate_ppm(world.rng());
@@ -164,7 +173,8 @@ async fn settle(cluster: &Cluster, operator: &Operator, task: JoinHandle<()>) {
 
 fn look(machine: &Machine) -> String {
     let status = |hosted: &Hosted| {
-        let GroupStatus { role, term, leader, last_index, applied_index, .. } = hosted.group.status();
+        let GroupStatus { role, term, leader, last_index, applied_index, .. } =
+            hosted.group.status();
         let voters = hosted.group.membership().voters;
         let voters: Vec<Vec<u64>> =
             voters.iter().map(|set| set.iter().map(|node| node.0).collect()).collect();
