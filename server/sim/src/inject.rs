@@ -262,7 +262,9 @@ impl<'a> Injector<'a> {
                 SimRt::sleep(Duration::from_millis(20)).await;
             }
             if !over.get() {
-                links.into_iter().for_each(|link| cluster.heal_link(link));
+                for link in links {
+                    cluster.heal_link(link);
+                }
             }
         }));
         true

@@ -247,10 +247,14 @@ impl Operator {
             if may_abort && looks == 0 {
                 may_abort = false;
                 self.abort(operation, index).await;
-                newcomer.iter().for_each(|machine| machine.lose(false));
+                if let Some(machine) = &newcomer {
+                    machine.lose(false);
+                }
             }
         }
-        newcomer.iter().for_each(|machine| machine.lose(false));
+        if let Some(machine) = &newcomer {
+            machine.lose(false);
+        }
     }
 
     async fn abort(&self, operation: u64, index: usize) {

@@ -150,7 +150,7 @@ impl Probe<'_> {
             self.knows_nobody(shard).await;
         }
         if Link::open_to(&self.host, CLUSTER, 1).await.is_some() {
-            self.wrong("a client of the old cluster is let in".to_owned());
+            self.wrong("a client of the old cluster is let in");
         }
         self.change_leader().await;
         for key in 0..KEYS {
@@ -163,8 +163,8 @@ impl Probe<'_> {
         }
     }
 
-    fn wrong(&self, what: String) {
-        self.new.violations.add("restore", &what);
+    fn wrong(&self, what: &str) {
+        self.new.violations.add("restore", what);
     }
 
     /// As its leader has it at its beginning.
@@ -176,10 +176,10 @@ impl Probe<'_> {
                 if state.begun() {
                     let (keys, leases) = (state.list(b"", b"", 1).0, state.leases_len());
                     if !keys.is_empty() || leases > 0 {
-                        self.wrong(format!("shard {shard} begins with {keys:?}, {leases} leases"));
+                        self.wrong(&format!("shard {shard} begins with {keys:?}, {leases} leases"));
                     }
                     if state.revision().0 <= highest.revision {
-                        self.wrong(format!("shard {shard} begins at {:?}", state.revision()));
+                        self.wrong(&format!("shard {shard} begins at {:?}", state.revision()));
                     }
                     return;
                 }
@@ -195,10 +195,10 @@ impl Probe<'_> {
             let renew = RenewRequest { shard, timeout_ms: TIMEOUT_MS, items: vec![item] };
             let reply = self.ask(&Request::Renew(renew)).await;
             let Reply::Renewed(renewed) = &reply else {
-                return self.wrong(format!("a renewal of an old lease gave {reply:?}"));
+                return self.wrong(&format!("a renewal of an old lease gave {reply:?}"));
             };
             if renewed.results[0].error != Some(ErrorCode::LEASE_DEAD) {
-                self.wrong(format!("a renewal of an old lease gave {renewed:?}"));
+                self.wrong(&format!("a renewal of an old lease gave {renewed:?}"));
             }
         }
     }
@@ -219,10 +219,10 @@ impl Probe<'_> {
         let open = Command::Open { ttl_ms: 60_000, secret: SECRET, label: b"probe".to_vec() };
         let opened = self.command(shard, open).await;
         let Some(Outcome::Opened { lease, .. }) = opened else {
-            return self.wrong(format!("an opening gave {opened:?}"));
+            return self.wrong(&format!("an opening gave {opened:?}"));
         };
         if lease.0 <= highest.lease {
-            self.wrong(format!("lease {} was the old cluster's", lease.0));
+            self.wrong(&format!("lease {} was the old cluster's", lease.0));
         }
         let caller =
             Caller { lease, secret: SECRET, number: Number(1), floor: Number(0), acks: vec![] };
@@ -236,11 +236,11 @@ impl Probe<'_> {
         };
         let granted = self.command(shard, acquire).await;
         let Some(Outcome::Granted(grant)) = granted else {
-            return self.wrong(format!("an acquire gave {granted:?}"));
+            return self.wrong(&format!("an acquire gave {granted:?}"));
         };
         if grant.token.0 <= highest.token {
             let (token, highest) = (grant.token.0, highest.token);
-            self.wrong(format!("token {token} is not above the old cluster's {highest}"));
+            self.wrong(&format!("token {token} is not above the old cluster's {highest}"));
         }
         self.waited(shard, grant.revision.0);
     }
@@ -252,8 +252,8 @@ impl Probe<'_> {
         let Some(waited_ns) = granted_ns.checked_sub(led_ns) else { return };
         let waited = Duration::from_nanos(waited_ns) + SEEN_LATE;
         let wait = Duration::from_millis(self.wait_ms);
-        if waited < wait - wait.mul_f64(RATE_PPM_MAX as f64 / 1e6) {
-            self.wrong(format!(
+        if waited + wait.mul_f64(RATE_PPM_MAX as f64 / 1e6) < wait {
+            self.wrong(&format!(
                 "shard {shard} grants {waited:?} after its leader began, not {wait:?}"
             ));
         }

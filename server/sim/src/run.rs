@@ -83,7 +83,9 @@ fn start_clients(cluster: &Rc<Cluster>, params: &Params, clocks_lie: bool) -> Wo
     let operator = params.operates.then(|| Operator::new(cluster));
     let operator = operator.map(|operator| (operator.clone(), SimRt::spawn(operator.run())));
     let keeper = params.backs_up.then(|| Keeper::new(cluster));
-    keeper.iter().for_each(|keeper| drop(SimRt::spawn(keeper.clone().run())));
+    if let Some(keeper) = &keeper {
+        drop(SimRt::spawn(keeper.clone().run()));
+    }
     let (domains, clients, feeds) = (vec![], vec![], vec![]);
     let mut work = Work { domains, clients, calm, stop, history, feeds, operator, keeper };
     let world = &cluster.world;
