@@ -1,5 +1,6 @@
 //! The library over real sockets, against a server of one node that can be made to break.
 
+mod readme;
 mod support;
 
 use std::time::Duration;
