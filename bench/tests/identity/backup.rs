@@ -1,8 +1,9 @@
 //! Backup under load, restore into another number of shards, forced recovery: the first new token
 //! of every key is above the last old one, nothing is granted too early, nothing old lives on.
 
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -12,6 +13,7 @@ use leasehold_bench::clock::now_ns;
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process;
 use leasehold_bench::wire::Wire;
+use serde_json::{Value, json};
 
 const KEYS: u64 = 40;
 const TTL: Duration = Duration::from_mins(1);
@@ -57,6 +59,36 @@ fn cli(cluster: &Cluster, args: &[&str]) -> Output {
     let mut command = Command::new(process::binary("leasehold").expect("the command"));
     command.arg("--endpoints").arg(cluster.endpoint_list()).args(args);
     output(command)
+}
+
+/// What `leasehold pipe` answers to these requests, in order of their ids.
+fn pipe(cluster: &Cluster, requests: &[Value]) -> Vec<Value> {
+    let mut command = Command::new(process::binary("leasehold").expect("the command"));
+    command.arg("--endpoints").arg(cluster.endpoint_list()).arg("pipe");
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
+    let mut input = child.stdin.take().expect("piped");
+    let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();
+    let mut answers = Vec::new();
+    for request in requests {
+        writeln!(input, "{request}").expect("it listens");
+        answers.extend(lines.by_ref().map_while(Result::ok).find_map(|line| {
+            let line: Value = serde_json::from_str(&line).expect("JSON");
+            (line["id"] == request["id"]).then_some(line)
+        }));
+    }
+    drop(input);
+    assert!(child.wait().expect("it ends").success());
+    answers
+}
+
+/// Makes a second backup, with the one waiter in it, which takes no other's place.
+fn back_up_by_pipe(cluster: &Cluster, place: &str) {
+    let request = |id: u32, op: &str| json!({ "id": id, "op": op, "place": place });
+    let requests = [(1, "backup_create"), (2, "backup_verify"), (3, "backup_create")];
+    let answers = pipe(cluster, &requests.map(|(id, op)| request(id, op)));
+    assert_eq!(answers[0]["ok"], true, "{answers:?}");
+    let queued: u64 = (0..2).filter_map(|at| answers[1]["shards"][at]["waiters"].as_u64()).sum();
+    assert_eq!((queued, &answers[2]["error"]), (1, &json!("usage")), "{answers:?}");
 }
 
 /// `restore` or `recover` with the arguments of a node's start.
@@ -173,6 +205,7 @@ async fn backup_and_restore() {
     expect(&cli(&old, &["backup", "create", name]), 0, &["written", "shard 1", "1 waiter(s)"]);
     expect(&cli(&old, &["backup", "create", name]), USAGE, &["exists already"]);
     expect(&cli(&old, &["backup", "verify", name]), 0, &["sound", "1 waiter(s)"]);
+    back_up_by_pipe(&old, &format!("{name}-by-pipe"));
     while done.load(Ordering::Relaxed) < before + 10 {
         tokio::time::sleep(process::POLL).await;
     }

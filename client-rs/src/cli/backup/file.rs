@@ -1,5 +1,6 @@
 //! A backup as a file: written under another name, synced, read back, and then given its own name,
-//! which no other file may have.
+//! which no other file may have. What may take long is done beside the runtime, whose sessions must
+//! be renewed meanwhile.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -61,12 +62,13 @@ impl Draft for FileDraft {
     }
 
     async fn end(&mut self) -> Result<(), CliError> {
-        let synced = self.file().sync_all();
+        let file = self.file.take().expect("a draft is begun before it ends");
+        let synced = beside(move || file.sync_all()).await;
         synced.map_err(at(&self.path))
     }
 
     async fn check(&mut self, place: &Place) -> Result<Contents, CliError> {
-        verify(&self.draft, place)
+        verify(&self.draft, place).await
     }
 
     async fn publish(&mut self) -> Result<(), CliError> {
@@ -80,7 +82,17 @@ impl Draft for FileDraft {
 }
 
 /// Checks every byte of a file, which is a copy of `place` or the place itself.
-pub(super) fn verify(path: &Path, place: &Place) -> Result<Contents, CliError> {
+pub(super) async fn verify(path: &Path, place: &Place) -> Result<Contents, CliError> {
+    let (path, place) = (path.to_owned(), place.clone());
+    beside(move || read(&path, &place)).await
+}
+
+/// Does what blocks in a thread of its own.
+async fn beside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work).await.expect("it does not panic and is not aborted")
+}
+
+fn read(path: &Path, place: &Place) -> Result<Contents, CliError> {
     let mut file = File::open(path).map_err(at(path))?;
     let mut inspector = Inspector::new();
     let mut buffer = vec![0; READ_LEN];

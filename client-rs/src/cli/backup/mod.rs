@@ -15,10 +15,10 @@ use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use leasehold::{Client, ErrorCode, ShardId};
-use leasehold_core::backup::{Contents, Unsound};
+use leasehold_core::backup::{Contents, ShardContents, Unsound};
 use leasehold_protocol::backup::{BackupHeader, BackupWriter};
 use leasehold_protocol::shard::KEY_HASH;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::file::FileDraft;
 #[cfg(feature = "s3")]
@@ -86,16 +86,12 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
     match args.verb {
         Verb::Create(PlaceArg { place }) => {
             let place = Place::parse(&place)?;
-            let contents = create_at(options, &place).await?;
+            let contents = create_at(&options.connect().await?, &place).await?;
             tell(options, "written", &place, &contents)
         }
         Verb::Verify(PlaceArg { place }) => {
             let place = Place::parse(&place)?;
-            let contents = match &place {
-                Place::File(path) => file::verify(path, &place)?,
-                #[cfg(feature = "s3")]
-                Place::Object(name) => Object::open(name)?.verify().await?,
-            };
+            let contents = verify_at(&place).await?;
             tell(options, "sound", &place, &contents)
         }
         #[cfg(feature = "s3")]
@@ -107,23 +103,42 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
     }
 }
 
-async fn create_at(options: &Options, place: &Place) -> Result<Contents, CliError> {
+/// `backup_create` of `pipe`.
+pub(super) async fn create_object(client: &Client, place: &str) -> Result<Value, CliError> {
+    let place = Place::parse(place.as_ref())?;
+    Ok(object(&create_at(client, &place).await?))
+}
+
+/// `backup_verify` of `pipe`.
+pub(super) async fn verify_object(place: &str) -> Result<Value, CliError> {
+    let place = Place::parse(place.as_ref())?;
+    Ok(object(&verify_at(&place).await?))
+}
+
+async fn verify_at(place: &Place) -> Result<Contents, CliError> {
     match place {
-        Place::File(path) => create(options, FileDraft::new(path)?, place).await,
+        Place::File(path) => file::verify(path, place).await,
+        #[cfg(feature = "s3")]
+        Place::Object(name) => Object::open(name)?.verify().await,
+    }
+}
+
+async fn create_at(client: &Client, place: &Place) -> Result<Contents, CliError> {
+    match place {
+        Place::File(path) => create(client, FileDraft::new(path)?, place).await,
         #[cfg(feature = "s3")]
         Place::Object(name) => {
-            create(options, ObjectDraft::new(Object::open(name)?).await?, place).await
+            create(client, ObjectDraft::new(Object::open(name)?).await?, place).await
         }
     }
 }
 
 async fn create(
-    options: &Options,
+    client: &Client,
     mut draft: impl Draft,
     place: &Place,
 ) -> Result<Contents, CliError> {
-    let client = options.connect().await?;
-    let written = write_at_last(&client, &mut draft).await;
+    let written = write_at_last(client, &mut draft).await;
     finish(written, draft, place).await
 }
 
@@ -209,6 +224,26 @@ async fn write(client: &Client, draft: &mut impl Draft) -> Result<(), CliError> 
     draft.put(&writer.finish()).await
 }
 
+/// What is in a backup.
+fn object(Contents { header, shards }: &Contents) -> Value {
+    let shard = |shard: &ShardContents| {
+        json!({
+            "shard": shard.about.shard.0,
+            "revision": shard.about.revision.0,
+            "last_token": shard.about.last_token.0,
+            "leases": shard.about.leases,
+            "holds": shard.holds,
+            "waiters": shard.waiters,
+        })
+    };
+    json!({
+        "ok": true,
+        "cluster_id": header.cluster.to_string(),
+        "wall_ms": header.wall_ms,
+        "shards": shards.iter().map(shard).collect::<Vec<_>>(),
+    })
+}
+
 fn tell(
     options: &Options,
     what: &str,
@@ -217,23 +252,7 @@ fn tell(
 ) -> Result<ExitCode, CliError> {
     let Contents { header, shards } = contents;
     if options.json {
-        let shard = |shard: &leasehold_core::backup::ShardContents| {
-            json!({
-                "shard": shard.about.shard.0,
-                "revision": shard.about.revision.0,
-                "last_token": shard.about.last_token.0,
-                "leases": shard.about.leases,
-                "holds": shard.holds,
-                "waiters": shard.waiters,
-            })
-        };
-        let object = json!({
-            "ok": true,
-            "cluster_id": header.cluster.to_string(),
-            "wall_ms": header.wall_ms,
-            "shards": shards.iter().map(shard).collect::<Vec<_>>(),
-        });
-        say(&object.to_string())?;
+        say(&object(contents).to_string())?;
         return Ok(ExitCode::SUCCESS);
     }
     let (cluster, count, wall_ms) = (header.cluster, header.shards, header.wall_ms);

@@ -6,6 +6,7 @@ use std::time::Duration;
 use leasehold::{Client, ErrorCode, Failure, Freshness, NodeId, ShardId, Token};
 use serde_json::{Value, json};
 
+use super::super::backup;
 use super::super::exit::CliError;
 use super::super::force_release::present_token;
 use super::super::options::label;
@@ -50,6 +51,8 @@ pub(super) async fn answer(client: &Client, ask: Ask) -> Result<Value, CliError>
         Ask::TransferLeader(order) => transfer_leader(client, &order).await?,
         Ask::SpreadLeaders => member::moves_json(&client.spread_leaders().await?),
         Ask::Members => member::object(&client.members().await?),
+        Ask::BackupCreate(backup) => backup::create_object(client, &backup.place).await?,
+        Ask::BackupVerify(backup) => backup::verify_object(&backup.place).await?,
     })
 }
 

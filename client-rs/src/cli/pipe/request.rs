@@ -277,6 +277,13 @@ pub(super) struct Yield {
     pub(super) within_ms: u64,
 }
 
+/// `backup_create`, `backup_verify`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Backup {
+    pub(super) place: String,
+}
+
 /// `cancel`, `place`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -299,6 +306,8 @@ pub(super) enum Ask {
     TransferLeader(TransferLeader),
     SpreadLeaders,
     Members,
+    BackupCreate(Backup),
+    BackupVerify(Backup),
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -386,6 +395,8 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
         "member_add" | "member_remove" | "member_replace" | "member_abort" => {
             Op::ChangeMembers(member_change(op, fields)?)
         }
+        "backup_create" => Op::Ask(Ask::BackupCreate(read(fields)?)),
+        "backup_verify" => Op::Ask(Ask::BackupVerify(read(fields)?)),
         "place" => Op::Place(read(fields)?),
         "cancel" => Op::Cancel(read(fields)?),
         other => return Err(format!("unknown op {other:?}")),
