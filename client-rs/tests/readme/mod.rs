@@ -12,11 +12,11 @@ const THIS: &str = include_str!("mod.rs");
 type Done = Result<(), Box<dyn Error>>;
 
 async fn work(_: Token) {
-    pending().await
+    pending::<()>().await;
 }
 
 async fn lead(_: Token) {
-    pending().await
+    pending::<()>().await;
 }
 
 #[rustfmt::skip]
