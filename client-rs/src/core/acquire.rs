@@ -394,6 +394,18 @@ impl Core {
         self.send_unsent(key);
     }
 
+    /// The cluster grants nothing yet, and is asked again after `pause`: without a limit, the time
+    /// that it takes to do so is the only one that counts.
+    pub(super) fn wait_out(&mut self, id: OpId, pause: Duration) {
+        let until = self.now.after(pause).after(self.timing.call);
+        let Some(op) = self.ops.get_mut(&id) else { return };
+        // One that was queued has no deadline any more.
+        if op.wait == Wait::Unlimited && !op.abandoned && op.deadline != BootTime::NEVER {
+            op.deadline = until;
+            self.arm_op(id);
+        }
+    }
+
     pub(super) fn acquire_answered(
         &mut self,
         id: OpId,

@@ -457,7 +457,17 @@ impl Core {
         }
         let pause = self.retry_pause(failures);
         let pause = pause.max(Duration::from_millis(u64::from(error.retry_after_ms)));
+        if code == ErrorCode::QUARANTINED {
+            self.acquire_kept_out(id, pause);
+        }
         self.set_state(id, State::Resting, self.now.after(pause));
+    }
+
+    /// Nothing is granted yet, which says that the cluster lives: an acquire without a limit goes on.
+    fn acquire_kept_out(&mut self, id: ExchangeId, pause: Duration) {
+        if let Some(Exchange { owner: Owner::Acquire(op), .. }) = self.exchanges.get(&id) {
+            self.wait_out(*op, pause);
+        }
     }
 
     /// The pause after a failed attempt. Short while a cluster may just be choosing a leader, long

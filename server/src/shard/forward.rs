@@ -35,7 +35,7 @@ impl<E: Env> Shard<E> {
             let timeout = slot.deadline.since(shard.clock.now());
             match shard.ask(leader, &Request::Command(request), timeout).await {
                 Ok(Reply::Outcome(reply)) => shard.finish(slot, reply.outcome, leader),
-                Ok(Reply::Error(reply)) => shard.refuse_with(slot, reply.code, reply.leader),
+                Ok(Reply::Error(reply)) => shard.refuse_with(slot, reply),
                 Ok(_) => shard.refuse(slot, ErrorCode::INTERNAL),
                 Err(code) => shard.refuse(slot, code),
             }

@@ -8,6 +8,7 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::NodeId;
 use leasehold_protocol::limits::{TTL_MS_MAX, TTL_MS_MIN};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::reply::{ErrorReply, Reply};
 use leasehold_protocol::request::CommandRequest;
 use leasehold_protocol::shard::{
     check_delay_ms, check_key, check_label, check_limit, check_mode, check_reason, check_shard,
@@ -256,17 +257,19 @@ impl<E: Env> Shard<E> {
 
     /// Answers a slot with an error.
     pub(super) fn refuse(&self, slot: Slot, code: ErrorCode) {
-        self.refuse_with(slot, code, self.leader());
+        let leader = self.leader();
+        self.refuse_with(slot, ErrorReply { leader, ..ErrorReply::new(code, code.text()) });
     }
 
-    pub(super) fn refuse_with(&self, slot: Slot, code: ErrorCode, leader: NodeId) {
+    /// Answers a slot with an error as another node gave it.
+    pub(super) fn refuse_with(&self, slot: Slot, reply: ErrorReply) {
         match slot.waiting {
             None => {}
-            Some(Waiting::Internal(done)) => done(Err(code)),
+            Some(Waiting::Internal(done)) => done(Err(reply.code)),
             Some(Waiting::Request { to, wait }) => {
                 let wanted = wait.is_none_or(|wait| self.waits.borrow_mut().settle(wait, None));
                 if wanted {
-                    to.error(code, leader);
+                    to.send(&Reply::Error(reply));
                 }
             }
         }

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{LeaseId, Number, Revision, Token};
+use leasehold_protocol::ids::{LeaseId, NodeId, Number, Revision, Token};
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::Reply;
+use leasehold_protocol::reply::{ErrorReply, Reply};
 use leasehold_protocol::request::Request;
 
 use super::super::{CallRequest, Event, Wait};
@@ -383,4 +383,32 @@ fn pauses_stay_short_for_about_a_second_and_grow_then() {
     let gaps: Vec<_> = sent.windows(2).map(|pair| pair[1].since(pair[0])).collect();
     assert!(gaps[..15].iter().all(|gap| *gap <= ms(82)), "{gaps:?}");
     assert!(gaps[25..].iter().all(|gap| *gap >= ms(499) && *gap <= ms(1_002)), "{gaps:?}");
+}
+
+#[test]
+fn an_acquire_without_a_limit_outwaits_a_restored_cluster_and_no_other_silence() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    let op = rig.acquire(session, "k", Wait::Unlimited);
+    rig.opened();
+    let first = rig.take_acquire();
+    let mut sent = first.clone();
+    // Twice as long as a call may take.
+    for _ in 0..20 {
+        let (code, message) = (ErrorCode::QUARANTINED, String::new());
+        let error = ErrorReply { code, message, leader: NodeId(0), retry_after_ms: 1_000 };
+        rig.answer(&sent, &Reply::Error(error));
+        rig.advance(ms(999));
+        assert!(rig.find(|request| matches!(request, Request::Command(_))).is_none(), "too early");
+        rig.advance(ms(200));
+        assert!(rig.try_acquired(op).is_none(), "it waits");
+        while let Some(renew) = rig.find(|request| matches!(request, Request::Renew(_))) {
+            rig.renewed(&renew, 0);
+        }
+        sent = rig.take_acquire();
+        assert_eq!(sent.caller().number, first.caller().number);
+    }
+    // Nobody answers any more: that is not waited for without end.
+    rig.advance(ms(13_000));
+    assert_eq!(rig.acquired(op).expect_err("no answer").code, ErrorCode::DEADLINE);
 }
