@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use leasehold::{Client, Cursor, Revision, ShardId, Watch, WatchFrom, WatchItem, WatchTarget};
+use leasehold::{
+    Client, Cursor, Leader, Observed, Revision, ShardId, Watch, WatchFrom, WatchItem, WatchTarget,
+};
 use leasehold_bench::check::watch::{Told, Watched, check};
 use leasehold_bench::clock::Deadline;
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
@@ -157,6 +159,63 @@ fn a_late_observer_sees_who_leads_and_hears_when_nobody_does() {
         assert_eq!((holder.token, holder.value.as_slice()), (next.token(), &b"two"[..]));
         next.release().await.expect("resigned");
         until(&mut watch, &mut items, |item| has_event(item, "Vacant")).await;
+    });
+}
+
+/// B39: an operator ends a leadership by force, and the same session campaigns again at once. It is
+/// another leadership, with a larger token, and observers at the other nodes see both.
+#[test]
+fn a_forced_leader_that_campaigns_again_is_another_leader_to_all_observers() {
+    const ROUNDS: usize = 10;
+    run(async {
+        let cluster = Cluster::start(Spec::default()).expect("a cluster");
+        let client = client(&cluster).await;
+        let session = client.session(Duration::from_secs(10)).expect("a session");
+        let (began, mut begun) = tokio::sync::mpsc::channel(3);
+        let observers: Vec<_> = cluster
+            .ids()
+            .map(|id| {
+                let endpoint = cluster.addresses(id).client.to_string();
+                let began = began.clone();
+                tokio::spawn(async move {
+                    let client = Client::connect(&endpoint).await.expect("the node answers");
+                    let mut observation = client.election("e").observe().expect("it begins");
+                    let mut told = Vec::new();
+                    while told.last().is_none_or(|leader: &Leader| leader.value != b"last") {
+                        if let Observed::Leader(leader) = observation.next().await.expect("told") {
+                            told.push(leader);
+                            if told.len() == 1 {
+                                began.send(()).await.expect("the test waits");
+                            }
+                        }
+                    }
+                    told
+                })
+            })
+            .collect();
+        let election = client.election("e");
+        let mut tokens = Vec::new();
+        for round in 0..=ROUNDS {
+            let value = if round == ROUNDS { "last" } else { "candidate" };
+            let leadership = election.campaign(&session, value).await.expect("elected");
+            let token = leadership.token();
+            tokens.push(token);
+            if round == 0 {
+                for _ in &observers {
+                    begun.recv().await.expect("all of them watch from the first leader on");
+                }
+            }
+            if round < ROUNDS {
+                let forced = client.force_release("e", token, "operator", "stuck", true).await;
+                forced.expect("forced");
+            }
+        }
+        assert!(tokens.is_sorted_by(|former, next| former < next), "{tokens:?}");
+        for observer in observers {
+            let told = observer.await.expect("no panic");
+            let told: Vec<_> = told.iter().map(|leader| leader.token).collect();
+            assert_eq!(told, tokens, "each leadership, once, in order");
+        }
     });
 }
 

@@ -4,12 +4,17 @@
 mod raft_support;
 
 use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::time::Duration;
 
 use leasehold_protocol::ids::LeaseId;
 use leasehold_protocol::outcome::Outcome;
+
 use leasehold_server::disk::sim::Tear;
+use leasehold_server::raft::GroupSpec;
 use leasehold_server::raft::types::Leadership;
-use leasehold_server::rt::sim::DomainId;
+use leasehold_server::rt::sim::{DomainId, SimRt};
+use openraft::AsyncRuntime;
 use raft_support::{Cluster, opening, run, until};
 
 /// The leadership of one of these nodes, above any that was before.
@@ -94,4 +99,70 @@ fn a_vote_and_a_tail_outlive_the_power_on_the_one_node_that_has_them() {
             }
         });
     }
+}
+
+/// B92: a leader that was cut off has a tail that nobody else has; the others go on past what they
+/// keep of their logs. When it is back it is sent a snapshot, over entries that conflict with it, and
+/// loses its power before, while or after it installs it.
+#[test]
+fn a_snapshot_over_a_conflicting_log_survives_the_power_at_any_moment() {
+    const ROUNDS: u64 = 16;
+    let (mut before, mut after) = (0, 0);
+    for round in 0..ROUNDS {
+        let installed = run(400 + round, async {
+            let small = |spec: &mut GroupSpec| {
+                spec.snapshot_entries = 20;
+                spec.log_keep = 40;
+            };
+            let cluster = Cluster::formed_with(3, small).await;
+            cluster.open_lease(0).await;
+            let old = cluster.leader().await;
+            write(&cluster, old, 1..10).await;
+            let others: Vec<u64> = (1..=3).filter(|node| *node != old.0).collect();
+            let domain = |node: u64| cluster.machine(node).domain;
+            cluster.net.partition(&[domain(old.0)], &[domain(others[0]), domain(others[1])]);
+            let alone = cluster.group(old.0);
+            // Shorter than the snapshot will be, or longer.
+            for secret in 10..if round % 4 < 2 { 40 } else { 250 } {
+                let group = Rc::clone(&alone);
+                drop(SimRt::spawn(async move { group.propose(old.1, opening(secret)).await }));
+            }
+            let new = leader_of(&cluster, &others, old.1).await;
+            let last = alone.status().last_index;
+            write(&cluster, new, 40..200).await;
+            assert!(last >= 40, "INVALID: the tail never reached the log, which ends at {last}");
+            until("the others cut their logs", || cluster.group(new.0).status().purged_index > 20)
+                .await;
+
+            cluster.net.heal_all();
+            let machine = cluster.machine(old.0);
+            if round % 2 == 0 {
+                SimRt::sleep(Duration::from_micros(200 * round)).await;
+            } else {
+                // The snapshot is in force; the log that it replaces is on the disk still.
+                let installed = || cluster.running(old.0).seen.installed.get() > 0;
+                while !installed() {
+                    SimRt::sleep(Duration::from_micros(10)).await;
+                }
+                SimRt::sleep(Duration::from_micros(40 * (round / 2))).await;
+            }
+            let had = machine.running.take().expect("it runs").seen.installed.get();
+            cluster.world.kill(machine.domain);
+            machine.disk.borrow().lose_power_at_random(Tear::Sector);
+            cluster.world.revive(machine.domain);
+            cluster.start(old.0).await.expect("what was lost is no damage");
+            cluster.agree().await;
+            assert_eq!(cluster.running(old.0).state.borrow().leases_len(), 169, "round {round}");
+            had > 0
+        });
+        if installed {
+            after += 1;
+        } else {
+            before += 1;
+        }
+    }
+    assert!(
+        before > 2 && after > 2,
+        "INVALID: the power went {before} times before, {after} after"
+    );
 }

@@ -80,8 +80,8 @@ pub(crate) struct Client {
     pub(crate) witness: Rc<Witness>,
     /// Reads again and again, at most so long after one another, if at all.
     pub(crate) reads_ms: Option<u64>,
-    /// Nodes that it ever heard of.
-    pub(crate) known: RefCell<BTreeSet<u64>>,
+    /// Nodes that anybody ever heard of.
+    pub(crate) known: Rc<RefCell<BTreeSet<u64>>>,
     /// What it watches.
     pub(crate) feeds: Vec<Rc<Feed>>,
     /// Set when the storm is over: what was kept is given back, so that every key can be served.
@@ -163,7 +163,7 @@ impl Client {
         }
     }
 
-    /// Any node that it ever heard of.
+    /// Any node that there ever was, as far as clients know.
     fn any_node(&self) -> u64 {
         let known = self.known.borrow();
         let index = self.rng.below(known.len() as u64) as usize;

@@ -127,6 +127,8 @@ pub(crate) struct Cluster {
     pub(crate) bounds: Bounds,
     /// All faults are taken back.
     calm: Cell<bool>,
+    /// Where clients look for nodes, besides those that nodes name.
+    pub(crate) directory: Rc<RefCell<BTreeSet<u64>>>,
     /// An operator has asked for other members and does not know yet what became of it.
     pub(crate) changing: Cell<bool>,
 }
@@ -134,7 +136,8 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// All founders, started for the first time; node 1 forms the groups.
     pub(crate) fn start(world: &SimWorld, params: &Params) -> Rc<Self> {
-        Self::start_as(world, params, record(params.nodes, params.shards))
+        let record = record(params.nodes, params.shards, params.token_base);
+        Self::start_as(world, params, record)
     }
 
     /// The same of a cluster that is born so.
@@ -154,8 +157,10 @@ impl Cluster {
             led: RefCell::default(),
             bounds: Bounds::default(),
             calm: Cell::new(false),
+            directory: Rc::default(),
             changing: Cell::new(false),
         });
+        cluster.publish();
         for _ in 0..cluster.born.members.len() {
             let record = (*cluster.born).clone();
             cluster.set_up(Some(Promise { record, founded: true, joined: false }));
@@ -201,6 +206,11 @@ impl Cluster {
     pub(crate) fn voters(&self) -> BTreeSet<u64> {
         let founders = || self.born.members.iter().map(|member| member.node.0).collect();
         self.tables.latest().map_or_else(founders, |table| table.voters)
+    }
+
+    /// Tells clients of all who vote now, as whoever keeps their configuration does.
+    pub(crate) fn publish(&self) {
+        self.directory.borrow_mut().extend(self.voters());
     }
 
     /// The machines of those nodes, less those whose disks were replaced.
@@ -324,6 +334,11 @@ impl Cluster {
     pub(crate) fn led_since(&self, shard: ShardId, true_ns: u64) -> Option<Rc<Machine>> {
         let (_, node, since_ns) = *self.led.borrow().get(&shard)?;
         (since_ns < true_ns).then(|| self.machine(node))
+    }
+
+    /// Since when the newest leader of the shard leads.
+    pub(crate) fn led_ns(&self, shard: ShardId) -> Option<u64> {
+        self.led.borrow().get(&shard).map(|(_, _, since_ns)| *since_ns)
     }
 
     /// All shards.

@@ -27,6 +27,8 @@ pub(crate) enum Seen {
     LeaderReplaced,
     LeaseExpired,
     SnapshotInstalled,
+    /// A node that had applied entries in the same life was too far behind for the log.
+    SnapshotInstalledLive,
     /// A request was sent again.
     Retry,
     /// An answer left open whether its request was executed, or did not come in time.
@@ -47,6 +49,8 @@ pub(crate) enum Seen {
     LateBytes,
     /// A renewal's acknowledgement was compared with the newest leader's own deadline.
     RenewalCompared,
+    /// What a leader applied was looked for at a majority of its voters.
+    MajorityCompared,
     /// A read's value was compared with what the acquire gave.
     ValueCompared,
     /// Five nodes served while their old leader reached one of them only, and one reached nobody.
@@ -88,6 +92,12 @@ pub(crate) enum Seen {
     LeadersSpread,
     /// A node that was removed refused what it was asked.
     RemovedRefuses,
+    /// A backup was taken while clients worked, and is sound.
+    BackupTaken,
+    /// A cluster that was born from a backup granted keys.
+    Restored,
+    /// Its leader changed while it granted nothing yet.
+    RestoredUnderAnother,
     OneNode,
     ThreeNodes,
     FiveNodes,
@@ -95,13 +105,14 @@ pub(crate) enum Seen {
 }
 
 impl Seen {
-    const ALL: [Self; 30] = [
+    const ALL: [Self; 45] = [
         Self::LeaderKilled,
         Self::LeaderPausedPastElection,
         Self::LeaderInMinority,
         Self::LeaderReplaced,
         Self::LeaseExpired,
         Self::SnapshotInstalled,
+        Self::SnapshotInstalledLive,
         Self::Retry,
         Self::UnknownOutcome,
         Self::Cancel,
@@ -122,6 +133,20 @@ impl Seen {
         Self::WatchSplit,
         Self::WatchContinued,
         Self::WatchCancelled,
+        Self::MajorityCompared,
+        Self::MemberAdded,
+        Self::MemberRemoved,
+        Self::MemberReplaced,
+        Self::OperationResumed,
+        Self::OperationAborted,
+        Self::LeaderRemoved,
+        Self::BackupTaken,
+        Self::Restored,
+        Self::ServedWithoutNew,
+        Self::SecondRefused,
+        Self::NobodyRefused,
+        Self::LeadersSpread,
+        Self::RemovedRefuses,
         Self::OneNode,
         Self::ThreeNodes,
         Self::FiveNodes,

@@ -42,6 +42,8 @@ pub(crate) enum Fault {
     Bridge,
     CutOneWay,
     CutPair,
+    /// A follower is cut off until the leader has no log for it any more; clients stay with it.
+    LeaveBehind,
     BreakStreams,
     /// A cut, and then all that stood in it is gone.
     LoseStreams,
@@ -71,7 +73,7 @@ pub(crate) enum Fault {
 
 impl Fault {
     /// All kinds with how often they come compared to others.
-    const WEIGHTS: [(Self, u64); 38] = [
+    const WEIGHTS: [(Self, u64); 39] = [
         (Self::Kill, 2),
         (Self::KillLeader, 3),
         (Self::KillAll, 1),
@@ -91,6 +93,7 @@ impl Fault {
         (Self::Bridge, 3),
         (Self::CutOneWay, 3),
         (Self::CutPair, 2),
+        (Self::LeaveBehind, 3),
         (Self::BreakStreams, 2),
         (Self::LoseStreams, 2),
         (Self::HoldStreams, 4),
@@ -112,8 +115,8 @@ impl Fault {
         (Self::JumpClient, 4),
     ];
 
-    pub(crate) const ALL: [Self; 38] = {
-        let mut all = [Self::Kill; 38];
+    pub(crate) const ALL: [Self; 39] = {
+        let mut all = [Self::Kill; 39];
         let mut index = 0;
         while index < all.len() {
             all[index] = Self::WEIGHTS[index].0;

@@ -22,6 +22,9 @@ const ELECTION: Duration = Duration::from_millis(500);
 /// How long a stream stalls before it breaks and its bytes are held.
 const STALL_MAX: Duration = Duration::from_millis(500);
 
+/// Longest time for which a follower is cut off to be left behind.
+const LEAVE_BEHIND_MAX: Duration = Duration::from_secs(6);
+
 /// What a disk does whose failure a node must not survive.
 const FAILING: [Io; 6] = [Io::Sync, Io::SyncNew, Io::Write, Io::Create, Io::Rename, Io::SyncDir];
 
@@ -75,6 +78,7 @@ impl<'a> Injector<'a> {
             | Fault::CutOneWay
             | Fault::CutPair => self.cut_off(fault, spell),
             Fault::SecludeLeader => self.seclude(),
+            Fault::LeaveBehind => self.leave_behind(),
             Fault::LateAcks => self.late_acks(spell),
             Fault::BreakStreams
             | Fault::LoseStreams
@@ -224,6 +228,45 @@ impl<'a> Injector<'a> {
             self.calm.set(spell);
         }
         self.cut(links, spell, |_| {});
+        true
+    }
+
+    /// Others go on meanwhile; what it lacks then comes in a snapshot.
+    fn leave_behind(&self) -> bool {
+        let shard = self.any_shard();
+        let Some(leader) = self.cluster.leader(shard) else { return false };
+        let members = self.cluster.members();
+        let others: Vec<_> = members.iter().filter(|other| other.node != leader.node).collect();
+        // Without it there must be a majority.
+        if others.len() < 2 {
+            return false;
+        }
+        let behind = others[self.rng.below(others.len() as u64) as usize].clone();
+        let nodes: Vec<_> = self.cluster.machines().iter().map(|machine| machine.domain).collect();
+        let links = both_ways(&[behind.domain], &nodes);
+        self.note(Fault::LeaveBehind, (behind.node, shard), LEAVE_BEHIND_MAX);
+        for link in &links {
+            self.cluster.cut_link(*link);
+        }
+        let (cluster, over) = (self.cluster.clone(), self.over.clone());
+        drop(SimRt::spawn(async move {
+            let until_ns = cluster.world.now_ns() + LEAVE_BEHIND_MAX.as_nanos() as u64;
+            while !over.get() && cluster.world.now_ns() < until_ns {
+                let purged = cluster.leader(shard).and_then(|leader| leader.running());
+                let purged = purged.map(|node| node.shard(shard).group.status().purged_index);
+                let last = behind.running();
+                let last = last.map(|node| node.shard(shard).group.status().last_index);
+                if purged > last {
+                    break;
+                }
+                SimRt::sleep(Duration::from_millis(20)).await;
+            }
+            if !over.get() {
+                for link in links {
+                    cluster.heal_link(link);
+                }
+            }
+        }));
         true
     }
 

@@ -161,6 +161,11 @@ impl ShardLedger {
         self.events.borrow().values().flatten().cloned().collect()
     }
 
+    /// All events up to a revision, in order.
+    pub(crate) fn until(&self, revision: u64) -> Vec<Event> {
+        self.events.borrow().range(..=revision).flat_map(|(_, events)| events.clone()).collect()
+    }
+
     /// When the first node applied a revision.
     pub(crate) fn applied_ns(&self, revision: u64) -> Option<u64> {
         self.times_ns.borrow().get(&revision).copied()

@@ -4,17 +4,19 @@
 //! - matching: entries of one index and one leader are equal, and so is all before them;
 //! - safety: what was committed at an index once is what any node has committed there, ever after;
 //! - completeness: a leader of a later term has every entry that was committed before;
-//! - no node's term or applied position goes back while it runs.
+//! - no node's term or applied position goes back while it runs;
+//! - a leader votes in its own configuration, and what it applied under one that is settled is in
+//!   the logs of a majority of that one's voters, as far as they run.
 //!
 //! In this engine several nodes may lead in one term (term and node order together), so one leader
 //! a term is not among them.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use leasehold_protocol::ids::ShardId;
+use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_server::raft::EntryPrint;
 use leasehold_server::rt::sim::SimRt;
 use openraft_rt::AsyncRuntime;
@@ -34,7 +36,21 @@ pub(crate) struct Look {
     pub(crate) term: u64,
     pub(crate) leads: bool,
     pub(crate) applied: u64,
+    /// The index of its last entry.
+    pub(crate) last: u64,
     pub(crate) entries: Vec<EntryPrint>,
+    /// The sets of voters, as its log has them.
+    pub(crate) voters: Vec<BTreeSet<u64>>,
+    /// That is committed, as far as it knows.
+    pub(crate) settled: bool,
+}
+
+impl Look {
+    /// It runs, and its log has something else, or nothing, in the entry's place.
+    fn lacks(&self, entry: &EntryPrint) -> bool {
+        let own = self.entries.iter().find(|own| own.index == entry.index);
+        self.last < entry.index || own.is_some_and(|own| own != entry)
+    }
 }
 
 /// What was ever seen of one shard's logs.
@@ -44,7 +60,11 @@ pub(crate) struct Seen {
     committed: BTreeMap<u64, (EntryPrint, u64)>,
     /// Boot, term and applied position of each node.
     last: BTreeMap<u64, (u64, u64, u64)>,
+    /// The settled voters of each leader, and the end of its log when they were first seen.
+    settled: BTreeMap<u64, (Vec<BTreeSet<u64>>, u64)>,
     looks: u64,
+    /// How often a majority was looked for.
+    pub(crate) majorities: u64,
 }
 
 impl Seen {
@@ -57,7 +77,39 @@ impl Seen {
             self.commits(look, &wrong);
             looks[at + 1..].iter().for_each(|other| matching(look, other, &wrong));
         }
-        looks.iter().filter(|look| look.leads).for_each(|look| self.complete(look, &wrong));
+        for look in looks.iter().filter(|look| look.leads) {
+            self.complete(look, &wrong);
+            self.majority(look, looks, &wrong);
+        }
+    }
+
+    /// What a leader applied after its configuration was settled is where that one says.
+    fn majority(&mut self, look: &Look, looks: &[Look], wrong: &impl Fn(String)) {
+        let node = look.node;
+        // Where only one node votes it is led by that node until another one has taken over.
+        let several = look.voters.iter().all(|set| set.len() > 1);
+        if several && !look.voters.iter().any(|set| set.contains(&node)) {
+            wrong(format!("node {node} leads voters {:?}", look.voters));
+        }
+        if !look.settled {
+            self.settled.remove(&node);
+            return;
+        }
+        let (voters, since) =
+            self.settled.entry(node).or_insert_with(|| (look.voters.clone(), look.last));
+        if *voters != look.voters {
+            (*voters, *since) = (look.voters.clone(), look.last);
+        }
+        let applied = look.entries.iter().find(|entry| entry.index == look.applied);
+        let Some(applied) = applied.filter(|applied| applied.index > *since) else { return };
+        for set in &look.voters {
+            let lack = |other: &&Look| set.contains(&other.node) && other.lacks(applied);
+            let lacking: Vec<u64> = looks.iter().filter(lack).map(|other| other.node).collect();
+            if lacking.len() > (set.len() - 1) / 2 {
+                wrong(format!("node {node} applied {applied:?}; of {set:?} {lacking:?} lack it"));
+            }
+            self.majorities += 1;
+        }
     }
 
     fn goes_on(&mut self, look: &Look, wrong: &impl Fn(String)) {
@@ -126,6 +178,11 @@ impl Logs {
         }
     }
 
+    /// How often an applied entry was looked for at a majority.
+    pub(crate) fn majorities(&self) -> u64 {
+        self.shards.borrow().values().map(|seen| seen.majorities).sum()
+    }
+
     /// Entries that were seen committed.
     pub(crate) fn committed(&self) -> u64 {
         self.shards.borrow().values().map(|seen| seen.committed.len() as u64).sum()
@@ -144,13 +201,18 @@ pub(crate) async fn watch(cluster: Rc<Cluster>, logs: Rc<Logs>) {
 fn look(machine: &Rc<Machine>, shard: ShardId) -> Option<Look> {
     let running = machine.running()?;
     let group = &running.shard(shard).group;
-    let status = group.status();
+    let (status, membership) = (group.status(), group.membership());
+    let nodes = |set: &BTreeSet<NodeId>| set.iter().map(|node| node.0).collect();
     Some(Look {
         node: machine.node,
         boot: machine.boots(),
         term: status.term,
         leads: group.leadership().is_some(),
         applied: status.applied_index,
+        // Nobody knows what was on a disk that is gone.
+        last: if machine.is_wiped() { u64::MAX } else { status.last_index },
         entries: group.log_prints(),
+        voters: membership.voters.iter().map(nodes).collect(),
+        settled: membership.committed,
     })
 }

@@ -47,7 +47,6 @@ impl Env for SimEnv {
 
 pub(crate) const CLUSTER: ClusterId = ClusterId([1; 16]);
 
-const TOKEN_BASE: u64 = 1 << 20;
 pub(crate) const CONNECTIONS_MAX: usize = 256;
 
 pub(crate) fn client_addr(node: u64) -> String {
@@ -68,7 +67,7 @@ pub(crate) fn disk_id(node: u64, wiped: bool) -> DiskId {
     DiskId([node as u8 | u8::from(wiped) << 7; 16])
 }
 
-fn birth_member(node: u64, wiped: bool) -> BirthMember {
+pub(crate) fn birth_member(node: u64, wiped: bool) -> BirthMember {
     BirthMember {
         node: NodeId(node),
         disk: disk_id(node, wiped),
@@ -78,14 +77,14 @@ fn birth_member(node: u64, wiped: bool) -> BirthMember {
 }
 
 /// What a cluster of the nodes up to this one is born with.
-pub(crate) fn record(nodes: u64, shards: u32) -> BirthRecord {
+pub(crate) fn record(nodes: u64, shards: u32, token_base: u64) -> BirthRecord {
     BirthRecord {
         cluster: CLUSTER,
         name: "simulated".to_owned(),
         members: (1..=nodes).map(|node| birth_member(node, false)).collect(),
         shards,
         key_hash: KEY_HASH,
-        token_base: TOKEN_BASE,
+        token_base,
         restored: None,
     }
 }
@@ -163,6 +162,8 @@ struct Sink {
     violations: Rc<Violations>,
     coverage: Rc<Coverage>,
     tables: Rc<Tables>,
+    /// This process has applied entries.
+    lives: Cell<bool>,
     shard: RefCell<Option<Rc<Shard<SimEnv>>>>,
 }
 
@@ -177,6 +178,7 @@ impl Sink {
 
 impl ApplySink for Sink {
     fn applied(&self, state: &State, events: &[Event]) {
+        self.lives.set(true);
         self.note(state, events);
         if let Some(shard) = &*self.shard.borrow() {
             shard.applied(events);
@@ -185,6 +187,7 @@ impl ApplySink for Sink {
 
     fn installed(&self, state: &State) {
         self.coverage.count(Seen::SnapshotInstalled);
+        self.coverage.add(Seen::SnapshotInstalledLive, u64::from(self.lives.get()));
         self.note(state, &[]);
         if let Some(shard) = &*self.shard.borrow() {
             shard.installed();
@@ -298,6 +301,7 @@ impl Start {
             violations: self.violations.clone(),
             coverage: self.coverage.clone(),
             tables: self.tables.clone(),
+            lives: Cell::new(false),
             shard: RefCell::default(),
         });
         let group = Group::open(

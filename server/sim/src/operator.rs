@@ -112,8 +112,7 @@ impl Operator {
         let voters = self.cluster.voters();
         let (grows, shrinks) = (voters.len() < VOTERS_MAX, voters.len() > 2);
         match self.rng.below(12) {
-            0 => self.add_nobody().await,
-            1 => self.spread().await,
+            0..2 => self.add_nobody().await,
             2..6 if grows => self.change(true, None).await,
             6..9 if shrinks => self.change(false, Some(self.victim())).await,
             _ => self.change(true, Some(self.victim())).await,
@@ -176,6 +175,10 @@ impl Operator {
             Answer::Unclear => self.until_over(None).await,
         }
         self.cluster.changing.set(false);
+        self.cluster.publish();
+        if self.rng.chance(400) {
+            self.spread().await;
+        }
         if self.asked.borrow()[index].fate == Fate::Carried {
             let cluster = &self.cluster;
             cluster.coverage.add(Seen::LeaderRemoved, u64::from(led));
@@ -244,10 +247,14 @@ impl Operator {
             if may_abort && looks == 0 {
                 may_abort = false;
                 self.abort(operation, index).await;
-                newcomer.iter().for_each(|machine| machine.lose(false));
+                if let Some(machine) = &newcomer {
+                    machine.lose(false);
+                }
             }
         }
-        newcomer.iter().for_each(|machine| machine.lose(false));
+        if let Some(machine) = &newcomer {
+            machine.lose(false);
+        }
     }
 
     async fn abort(&self, operation: u64, index: usize) {
@@ -308,6 +315,9 @@ impl Operator {
         let voters: Vec<_> = self.cluster.voters().into_iter().collect();
         for shard in self.cluster.shards() {
             let to = NodeId(voters[shard.0 as usize % voters.len()]);
+            if self.cluster.leader(shard).is_some_and(|leader| leader.node == to.0) {
+                continue;
+            }
             let transfer = TransferRequest { shard, to, timeout_ms: TIMEOUT_MS };
             if let Some(Reply::Transferred) = self.try_once(&Request::Transfer(transfer)).await {
                 self.cluster.coverage.count(Seen::LeadersSpread);

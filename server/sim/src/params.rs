@@ -37,6 +37,10 @@ pub(crate) struct Params {
     pub(crate) watch_sizes: Sizes,
     /// An operator changes the members.
     pub(crate) operates: bool,
+    /// Backups are taken, and in the end another cluster is born from the last one.
+    pub(crate) backs_up: bool,
+    /// Far ahead of the clock in some runs, as an operator may have stated.
+    pub(crate) token_base: u64,
     pub(crate) world: WorldConfig,
     pub(crate) net: SimNetConfig,
     pub(crate) disk: SimDiskConfig,
@@ -56,9 +60,12 @@ impl Params {
             ttl_ms_min: 1_000 + rng.below(1_000) as u32,
             ttl_ms_spread: 1 + rng.below(4_000) as u32,
             hold_ms_max: 1 + rng.below(60),
-            snapshot_entries: 20 + rng.below(200),
+            // Few in some runs, so that a follower that lags is soon too far behind for the log.
+            snapshot_entries: if rng.chance(400) { 4 + rng.below(16) } else { 20 + rng.below(200) },
             watch_sizes: draw_watch_sizes(rng),
             operates: rng.chance(600),
+            backs_up: rng.chance(500),
+            token_base: if rng.chance(300) { 1 << 55 } else { 1 << 20 },
             world: WorldConfig { poll_cost_max: micros(0, 15), timer_slack_max: micros(0, 1_500) },
             net: SimNetConfig {
                 delay_min: micros(20, 100),

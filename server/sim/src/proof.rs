@@ -4,6 +4,7 @@
 use leasehold_core::State;
 use leasehold_protocol::event::{EndReason, Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, NodeId, Revision, ShardId};
+use leasehold_protocol::member::{MemberOperation, MemberPhase};
 use leasehold_server::raft::EntryPrint;
 use leasehold_server::rt::sim::{SimRt, WorldConfig};
 use openraft_rt::AsyncRuntime;
@@ -11,6 +12,7 @@ use openraft_rt::AsyncRuntime;
 use crate::history::Violations;
 use crate::ledger::Ledger;
 use crate::logs::{Look, Seen};
+use crate::tables::Table;
 
 const SHARD: ShardId = ShardId(0);
 
@@ -18,6 +20,7 @@ const SHARD: ShardId = ShardId(0);
 pub(crate) fn prove() {
     SimRt::with_config(0, WorldConfig::default()).block_on(async { prove_ledger() });
     prove_logs();
+    prove_tables();
 }
 
 fn prove_ledger() {
@@ -44,8 +47,10 @@ fn log(node: u64, term: u64, applied: u64, entries: &[(u64, u32)]) -> Look {
         leader: (*term, NodeId(1)),
         crc: *crc,
     };
-    let entries = (1..).zip(entries).map(print).collect();
-    Look { node, boot: 1, term, leads: false, applied, entries }
+    let entries: Vec<_> = (1..).zip(entries).map(print).collect();
+    let voters = vec![[1, 2, 3].into()];
+    let last = entries.len() as u64;
+    Look { node, boot: 1, term, leads: false, applied, last, entries, voters, settled: true }
 }
 
 fn found(steps: &[&[&Look]]) -> usize {
@@ -77,4 +82,39 @@ fn prove_logs() {
     assert_eq!(found(&[&[&whole], &[&term]]), 1, "the term went back");
     let reboot = Look { boot: 2, ..term };
     assert_eq!(found(&[&[&whole], &[&reboot]]), 0, "after a start it may, as far as is seen here");
+    let leader = Look { leads: true, ..whole };
+    let outside = Look { voters: vec![[2, 3].into()], ..leader.clone() };
+    assert_eq!(found(&[&[&outside]]), 1, "a leader that does not vote");
+    let on = log(1, 3, 4, &[(1, 7), (1, 8), (2, 9), (3, 1)]);
+    let on = Look { leads: true, ..on };
+    let (two, three) = (log(2, 3, 2, &[(1, 7), (1, 8)]), log(3, 3, 2, &[(1, 7), (1, 8)]));
+    assert_eq!(found(&[&[&leader], &[&on, &two]]), 0, "one may lack what was applied");
+    assert_eq!(found(&[&[&leader], &[&on, &two, &three]]), 1, "two of three lack it");
+    let fresh = Look { voters: vec![[1, 2, 3, 4].into()], ..on };
+    assert_eq!(found(&[&[&leader], &[&fresh, &two, &three]]), 0, "applied before they voted");
+}
+
+fn prove_tables() {
+    let found = |next: &[Table]| {
+        let first = Table { voters: [1, 2, 3].into(), ..Table::default() };
+        let steps = [first].into_iter().chain(next.iter().cloned()).collect::<Vec<_>>();
+        (1..).zip(steps.windows(2)).filter(|(at, w)| w[0].leads_to(at + 1, &w[1]).is_err()).count()
+    };
+    let under_way = |phase| {
+        let operation = MemberOperation { operation: 2, phase, add: NodeId(4), remove: NodeId(1) };
+        Table { voters: [1, 2, 3].into(), operation: Some(operation), ..Table::default() }
+    };
+    let with = |voters: [u64; 3]| Table { voters: voters.into(), ..Table::default() };
+    let (learn, vote) = (under_way(MemberPhase::Learn), under_way(MemberPhase::Vote));
+    let undo = under_way(MemberPhase::Undo);
+    let (new, old) = (with([2, 3, 4]), with([1, 2, 3]));
+    assert_eq!(found(&[learn.clone(), vote.clone(), new.clone()]), 0, "carried out");
+    assert_eq!(found(&[learn.clone(), undo.clone(), old.clone()]), 0, "given up");
+    assert_eq!(found(&[learn.clone(), new.clone()]), 1, "carried out without a vote");
+    assert_eq!(found(&[learn.clone(), vote.clone(), undo]), 1, "given up too late");
+    assert_eq!(found(&[learn.clone(), vote, old]), 1, "not what was asked for");
+    assert_eq!(found(&[new]), 1, "without an operation");
+    let second = learn.operation.map(|first| MemberOperation { operation: 3, ..first });
+    let second = Table { operation: second, ..learn.clone() };
+    assert_eq!(found(&[learn, second]), 1, "a second operation");
 }

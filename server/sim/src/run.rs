@@ -1,7 +1,7 @@
 //! One run: form the cluster, let clients work through a storm of faults, let everything heal,
 //! and check.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
@@ -21,10 +21,12 @@ use crate::faults::{Swarm, storm};
 use crate::feed::Feed;
 use crate::history::History;
 use crate::judge::{self, SERVED_MIN};
+use crate::keeper::Keeper;
 use crate::logs::{self, Logs};
 use crate::node::{Hosted, Node};
 use crate::operator::Operator;
 use crate::params::{Params, draw_rate_ppm};
+use crate::restore::restore;
 use crate::witness::Witness;
 
 /// Within this, after all faults are taken back, everything must work again.
@@ -41,6 +43,7 @@ struct Work {
     history: Rc<History>,
     feeds: Vec<Rc<Feed>>,
     operator: Option<(Rc<Operator>, JoinHandle<()>)>,
+    keeper: Option<Rc<Keeper>>,
 }
 
 pub(crate) fn run_seed(seed: u64) -> ExitCode {
@@ -56,12 +59,17 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
         let work = start_clients(&cluster, &params, swarm.clocks_lie);
         storm(&cluster, &work.domains, &swarm).await;
         let (history, feeds) = (work.history.clone(), work.feeds.clone());
+        let keeper = work.keeper.clone();
         history.fault(FaultKind::Healed, 0);
         heal(&cluster, work).await;
         logs.look(&cluster);
         cluster.coverage.add(Figure::CommittedEntries, logs.committed());
+        cluster.coverage.add(Seen::MajorityCompared, logs.majorities());
         judge::look(&cluster, &history);
         let reports = judge::judge(&cluster, &history, &feeds, swarm.clocks_lie);
+        if let Some(contents) = keeper.and_then(|keeper| keeper.stop()) {
+            restore(&cluster, &contents).await;
+        }
         (cluster, history, reports)
     });
     count(&cluster, &history);
@@ -74,8 +82,12 @@ fn start_clients(cluster: &Rc<Cluster>, params: &Params, clocks_lie: bool) -> Wo
     let (board, witness) = (Rc::new(Board::default()), Witness::new(cluster, clocks_lie));
     let operator = params.operates.then(|| Operator::new(cluster));
     let operator = operator.map(|operator| (operator.clone(), SimRt::spawn(operator.run())));
+    let keeper = params.backs_up.then(|| Keeper::new(cluster));
+    if let Some(keeper) = &keeper {
+        drop(SimRt::spawn(keeper.clone().run()));
+    }
     let (domains, clients, feeds) = (vec![], vec![], vec![]);
-    let mut work = Work { domains, clients, calm, stop, history, feeds, operator };
+    let mut work = Work { domains, clients, calm, stop, history, feeds, operator, keeper };
     let world = &cluster.world;
     for id in 1..=params.clients {
         let rate_ppm = draw_rate_ppm(world.rng());
@@ -95,7 +107,7 @@ fn start_clients(cluster: &Rc<Cluster>, params: &Params, clocks_lie: bool) -> Wo
             history: work.history.clone(),
             board: board.clone(),
             witness: witness.clone(),
-            known: RefCell::new((1..=params.nodes).collect()),
+            known: cluster.directory.clone(),
             reads_ms: world.rng().chance(400).then(|| 20 + world.rng().below(300)),
             feeds,
             calm: work.calm.clone(),

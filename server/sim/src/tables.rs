@@ -38,7 +38,7 @@ impl Table {
     }
 
     /// What is wrong with `next` coming after this.
-    fn leads_to(&self, version: u64, next: &Self) -> Result<(), &'static str> {
+    pub(crate) fn leads_to(&self, version: u64, next: &Self) -> Result<(), &'static str> {
         let stays = next.voters == self.voters;
         match (self.operation, next.operation) {
             (None, Some(begun)) => {
