@@ -22,14 +22,16 @@ use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestRng, TestRu
 
 #[path = "model/draw.rs"]
 mod draw;
+#[path = "model/draw_members.rs"]
+mod draw_members;
 #[path = "model/naive.rs"]
 mod naive;
 
 use draw::{Driver, Op};
 use naive::Model;
 
-const CASES: u32 = 2_500;
-const OPS_MAX: usize = 160;
+const CASES: u32 = 3_000;
+const OPS_MAX: usize = 170;
 const SNAPSHOT_EVERY: usize = 16;
 
 type Coverage = BTreeMap<String, u64>;
@@ -150,6 +152,22 @@ const REQUIRED: &[&str] = &[
     "begin: refused already_begun",
     "open: opened",
     "open: refused not_ready",
+    "member: members",
+    "member: refused already_begun",
+    "member: refused not_ready",
+    "member: refused member_change_under_way",
+    "member: refused member_change_over",
+    "member: refused node_id_used",
+    "member: refused not_a_member",
+    "member: refused last_voter",
+    "member: refused too_many_members",
+    "member: refused bad_combination",
+    "seen: a change of members that was joined",
+    "seen: a node that came",
+    "seen: a node that went",
+    "seen: a node that took another's place",
+    "seen: a change of members that was undone",
+    "seen: a fence that rose",
     "seen: a retry that changed nothing",
     "seen: a cancel before its acquire",
     "seen: a late cancel executed",
@@ -178,6 +196,7 @@ fn compare(state: &State, model: &Model, keys: &[&[u8]]) -> Result<(), TestCaseE
     prop_assert_eq!(state.last_token().0, model.token);
     prop_assert_eq!(state.leases_len(), model.leases.len());
     prop_assert_eq!(state.keys_len(), model.keys.len());
+    naive::members::differs(&model.members, state.members()).map_err(TestCaseError::fail)?;
     for lease in &model.leases {
         let view = state.lease(lease.id).expect("the model says it is live");
         prop_assert_eq!(view.version().0, lease.version);

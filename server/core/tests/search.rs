@@ -16,6 +16,8 @@ mod check;
 mod cover;
 #[path = "search/engine.rs"]
 mod engine;
+#[path = "search/members.rs"]
+mod members;
 #[path = "search/modes/mod.rs"]
 mod modes;
 #[path = "search/moves.rs"]

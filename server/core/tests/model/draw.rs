@@ -10,6 +10,7 @@ use leasehold_protocol::ids::{LeaseId, Mode, Number, Secret, Token};
 use leasehold_protocol::outcome::Outcome;
 use proptest::prelude::*;
 
+use crate::draw_members;
 use crate::naive::{Holder, Model};
 
 const SECRET: Secret = Secret([3; 16]);
@@ -37,7 +38,7 @@ impl Arbitrary for Op {
     type Strategy = BoxedStrategy<Self>;
 
     fn arbitrary_with((): ()) -> BoxedStrategy<Self> {
-        (0_u8..77, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
+        (0_u8..82, any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>())
             .prop_map(|(kind, who, which, how, ack)| Self { kind, who, which, how, ack })
             .boxed()
     }
@@ -78,6 +79,10 @@ impl Driver {
             63..=64 => return ask_yield(op, model),
             65..=72 => self.acquire_several(op, model),
             73..=75 => self.release_all(op, model),
+            77..=81 => {
+                let parts = [op.who, op.which, op.how, op.ack];
+                return Command::Member(draw_members::command(parts, &model.members));
+            }
             _ => return Command::Begin { token_base: Token(7) },
         };
         self.sent.push(command.clone());
@@ -523,6 +528,7 @@ pub(crate) fn cover(
     if waited && has(|kind| matches!(kind, EventKind::LeaseOpened { .. })) {
         count("seen: a hand-over to an own lease");
     }
+    draw_members::cover(command, outcome, (&before.members, &after.members), &mut count);
     cover_modes(command, events, (before, after), &mut count);
     cover_several(command, events, after, &mut count);
     if waited && matches!(command, Command::Expire { .. }) {

@@ -9,6 +9,9 @@ use leasehold_protocol::event::{EndReason, EventKind};
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Revision, Secret, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 
+#[path = "members.rs"]
+pub(crate) mod members;
+
 /// DESIGN's window: three numbers for each of 4096 acquires.
 const WINDOW: u64 = 3 * 4096;
 
@@ -23,6 +26,7 @@ pub(crate) struct Model {
     pub(crate) keys: BTreeMap<Vec<u8>, Entry>,
     /// How the last hold of each key ended: lease, token, reason, revision.
     pub(crate) ends: BTreeMap<Vec<u8>, (LeaseId, Token, EndReason, Revision)>,
+    pub(crate) members: members::Table,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -325,7 +329,11 @@ impl Model {
             Command::TimeOut { lease, number } => self.time_out(run, *lease, *number),
             Command::SetLimit { key, limit, who } => self.set_limit(run, key, *limit, who),
             Command::EndDelay { key, token } => self.end_delay(run, key, *token),
-            Command::Member(_) => unreachable!("the member table has tests of its own"),
+            Command::Member(command) => {
+                let (version, operation) =
+                    self.members.apply(command).map_err(|code| (code, Token(0)))?;
+                Ok(Outcome::Members { version, operation, revision: run.revision })
+            }
             Command::AskYield { key, token, who, why, within_ms } => {
                 let asked = (who.clone(), why.clone(), *within_ms);
                 self.ask_yield(run, key, *token, asked)
