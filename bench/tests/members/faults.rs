@@ -72,6 +72,13 @@ fn a_leader_that_is_killed_while_it_is_removed_leaves_a_leader() {
 #[test]
 fn faults_around_a_removal_lose_nothing_acknowledged() {
     let _alone = process::alone();
+    for round in 0..scaled(1, 10) {
+        faults_around_a_removal(Duration::from_millis(round * 50));
+    }
+}
+
+/// The nodes are killed that long after the removal began.
+fn faults_around_a_removal(later: Duration) {
     let spec = Spec { nodes: 5, proxied_peers: true, ..Spec::default() };
     let mut cluster = Cluster::start(spec).expect("a cluster");
     let load = Load::start(&cluster);
@@ -83,6 +90,7 @@ fn faults_around_a_removal_lose_nothing_acknowledged() {
     let gone = removed.to_string();
     // Three of the four that are left answer: it is begun.
     rig::done(&cluster, &[leader], &["member", "remove", &gone, "--no-wait"]);
+    std::thread::sleep(later);
     cluster.kill(leader).expect("killed");
     cluster.kill(killed).expect("killed");
     // Two of five, or of four, are up and together: no majority, so nothing may be granted.
