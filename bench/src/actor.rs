@@ -144,6 +144,11 @@ impl Actor {
         }
     }
 
+    /// The nodes that it goes to: those that it was given and, if it learns, those it was told of.
+    pub fn endpoints(&self) -> &[SocketAddr] {
+        &self.endpoints
+    }
+
     /// The lease, once opened.
     pub fn lease(&self) -> u64 {
         self.lease.0

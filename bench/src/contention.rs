@@ -181,7 +181,7 @@ impl Client {
             // A session in twenty cycles ends: by a close, which must free what it has.
             if actor.is_dead() || self.rng.random_ratio(1, 20) {
                 let _ = actor.close(CALL_LIMIT);
-                let Some(next) = self.session() else { return };
+                let Some(next) = self.successor(&actor) else { return };
                 actor = next;
             }
             if self.cycle(&mut actor).is_some() {
@@ -206,6 +206,13 @@ impl Client {
         }
         self.note_stuck();
         None
+    }
+
+    /// The next session, which knows the nodes that the former one knew: those of the beginning may
+    /// all be gone.
+    fn successor(&mut self, former: &Actor) -> Option<Actor> {
+        self.endpoints = former.endpoints().to_vec();
+        self.session()
     }
 
     /// One acquire with all that follows. Returns the hold if the freeze came meanwhile.
@@ -246,7 +253,7 @@ impl Client {
     fn fall_silent(&mut self, actor: &mut Actor) {
         self.recorder.fault(FaultKind::ClientKilled, 0);
         actor.abandon();
-        if let Some(next) = self.session() {
+        if let Some(next) = self.successor(actor) {
             *actor = next;
         }
     }
