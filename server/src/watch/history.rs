@@ -2,6 +2,7 @@
 //! first. Whole revisions go, oldest first.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 
 use leasehold_protocol::ids::Revision;
 use leasehold_protocol::planted;
@@ -11,7 +12,8 @@ use super::told::Told;
 /// See the module.
 #[derive(Debug)]
 pub(super) struct History {
-    events: VecDeque<Told>,
+    /// Apart from each other, so that the list itself stays small: it is copied when it grows.
+    events: VecDeque<Rc<Told>>,
     bytes: usize,
     bytes_max: usize,
     /// Every event above it is in `events`.
@@ -43,7 +45,7 @@ impl History {
     }
 
     /// Adds an event above all that are there.
-    pub(super) fn push(&mut self, event: Told) {
+    pub(super) fn push(&mut self, event: Rc<Told>) {
         debug_assert!(event.revision > self.head, "events of one step come before its end");
         self.bytes += event.cost();
         self.events.push_back(event);
@@ -72,7 +74,7 @@ impl History {
     }
 
     /// The events above a revision, which is not below the floor.
-    pub(super) fn after(&self, revision: Revision) -> impl Iterator<Item = &Told> {
+    pub(super) fn after(&self, revision: Revision) -> impl Iterator<Item = &Rc<Told>> {
         assert!(revision >= self.floor, "the caller looked");
         let told = if planted!("watch-goes-on-one-off") { revision.0 + 1 } else { revision.0 };
         let from = self.events.partition_point(|event| event.revision.0 <= told);
@@ -86,9 +88,9 @@ mod tests {
 
     use super::*;
 
-    fn event(revision: u64) -> Told {
+    fn event(revision: u64) -> Rc<Told> {
         let kind = EventKind::Vacant { key: vec![b'k'; 10] };
-        Told { revision: Revision(revision), kind, label: None, value: None }
+        Rc::new(Told { revision: Revision(revision), kind, label: None, value: None })
     }
 
     fn revisions(history: &History, after: u64) -> Vec<u64> {

@@ -4,7 +4,6 @@
 //! a bounded slice at a time, so that neither many watches nor much to catch up holds the core.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::ops::Deref;
 use std::rc::Rc;
 
 use leasehold_core::State;
@@ -131,7 +130,7 @@ impl Hub {
                 _ => None,
             };
             let (revision, kind) = (event.revision, event.kind.clone());
-            let told = Told { revision, kind, label, value };
+            let told = Rc::new(Told { revision, kind, label, value });
             if !self.index.is_empty() {
                 self.tell(key, &told);
             }
@@ -142,8 +141,7 @@ impl Hub {
         self.queue.len() > before
     }
 
-    fn tell(&mut self, key: &[u8], event: &Told) {
-        let mut shared = None;
+    fn tell(&mut self, key: &[u8], event: &Rc<Told>) {
         for name in self.index.matching(key) {
             let watch = self.watches.get_mut(&name).expect("the index knows live watches");
             if event.revision <= watch.sent || watch.behind {
@@ -154,7 +152,7 @@ impl Hub {
                 watch.behind = true;
                 watch.pending = Vec::new();
             } else {
-                watch.pending.push(Rc::clone(shared.get_or_insert_with(|| Rc::new(event.clone()))));
+                watch.pending.push(Rc::clone(event));
             }
             if !std::mem::replace(&mut watch.queued, true) {
                 self.queue.push_back(name);
@@ -347,14 +345,14 @@ impl Hub {
                 continue;
             }
             if bytes > self.sizes.replay
-                && let Some(last) = found.last().map(|last: &&Told| last.revision)
+                && let Some(last) = found.last().map(|last: &Rc<Told>| last.revision)
                 && (last < event.revision || planted!("answer-ends-within-a-revision"))
             {
                 position = if planted!("position-ahead-of-what-was-told") { head } else { last };
                 break;
             }
             bytes += event.cost();
-            found.push(event);
+            found.push(Rc::clone(event));
         }
         if !send_events(self.shard, self.sizes, &watch.to, (&found, position)) {
             return self.drop_unbegun(name, WatchEndReason::TooSlow);
@@ -442,16 +440,16 @@ fn page(state: &State, target: &Target, after: &[u8], sizes: Sizes) -> (Vec<KeyI
 
 /// Sends events in frames that end with a revision where they can; the last one brings the
 /// position `end`. False if the connection does not take them.
-fn send_events<E: Deref<Target = Told>>(
+fn send_events(
     shard: ShardId,
     sizes: Sizes,
     to: &ReplyTo,
-    (events, end): (&[E], Revision),
+    (events, end): (&[Rc<Told>], Revision),
 ) -> bool {
     let mut rest = events;
     loop {
         let mut bytes = 0;
-        let fits = |event: &&E| {
+        let fits = |event: &&Rc<Told>| {
             let fits = bytes < sizes.frame;
             bytes += event.cost();
             fits
@@ -480,7 +478,7 @@ fn send_events<E: Deref<Target = Told>>(
 
 /// Of the first `count` events, those before a revision that goes on after them, unless it is all
 /// of them.
-fn whole_revisions(events: &[impl Deref<Target = Told>], count: usize) -> usize {
+fn whole_revisions(events: &[Rc<Told>], count: usize) -> usize {
     let Some(next) = events.get(count) else { return count };
     match events[..count].partition_point(|event| event.revision < next.revision) {
         0 => count,
