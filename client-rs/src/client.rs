@@ -148,6 +148,13 @@ impl Client {
         self.inner.shards
     }
 
+    /// The cluster's nodes and their client addresses, as a node named them last: when a connection
+    /// was made, or since then because they changed. Keep them where a later process may find them,
+    /// if nodes come and go.
+    pub fn nodes(&self) -> Vec<(NodeId, String)> {
+        self.inner.shared.enter(|inner, _| inner.core.nodes())
+    }
+
     /// The shard that owns a key.
     pub fn shard_of(&self, key: &[u8]) -> ShardId {
         shard_of(key, self.inner.shards)

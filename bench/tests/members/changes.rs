@@ -1,5 +1,8 @@
 //! What an operator does, under load.
 
+use std::time::Duration;
+
+use leasehold::{Client, HoldState};
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process;
 
@@ -49,6 +52,32 @@ fn all_three_nodes_are_replaced_under_load_and_no_session_is_lost() {
     let members = rig::done(&cluster, &[4, 5, 6], &["member", "list"]);
     assert_eq!(rig::standing(&members, "voter"), [4, 5, 6]);
     load.end(&cluster);
+}
+
+/// A client that has been on one node since before the others came is not lost when that one goes.
+#[test]
+fn a_client_hears_of_new_nodes_where_it_is() {
+    let _alone = process::alone();
+    let mut cluster = Cluster::start(Spec { nodes: 1, ..Spec::default() }).expect("a cluster");
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let endpoint = cluster.endpoint(1).to_string();
+        let client = Client::connect(&endpoint).await.expect("a client");
+        let session = client.session(Duration::from_secs(30)).expect("a session");
+        let first = session.lock("before").acquire().await.expect("granted");
+        // So that its other connection is made before, too.
+        first.renew().await.expect("renewed");
+        for _ in 0..2 {
+            rig::add(&mut cluster, &[1]);
+        }
+        let known = || client.nodes().iter().map(|(node, _)| node.0).eq([1, 2, 3]);
+        bare::until("the client was told of three nodes", known);
+        cluster.kill(1).expect("killed");
+        let second = session.lock("after").acquire().await.expect("granted");
+        assert!(second.token() > first.token());
+        assert_eq!(first.state(), HoldState::Held, "the session lives");
+    });
 }
 
 #[test]

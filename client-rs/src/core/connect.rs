@@ -91,6 +91,10 @@ impl Core {
             match event {
                 ClientEvent::Hello(hello) => self.take_hello(conn, &hello),
                 ClientEvent::Reply { id, reply } => self.take_reply(conn, id, reply),
+                ClientEvent::News(hello) => {
+                    self.heard(conn);
+                    self.router.learn_nodes(&hello.nodes);
+                }
                 // Nothing waits for it.
                 ClientEvent::Unmatched { .. } => self.heard(conn),
                 ClientEvent::Closed(reason) => {

@@ -41,7 +41,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{ClusterId, ShardId};
+use leasehold_protocol::ids::{ClusterId, NodeId, ShardId};
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{ClaimRequest, Request};
 use leasehold_protocol::shard::shard_of;
@@ -267,6 +267,11 @@ impl Core {
     /// The cluster, once a node answered.
     pub(crate) const fn cluster(&self) -> ClusterId {
         self.router.cluster
+    }
+
+    /// The members that nodes named last.
+    pub(crate) fn nodes(&self) -> Vec<(NodeId, String)> {
+        self.router.nodes()
     }
 
     /// Nothing is on its way.

@@ -47,6 +47,9 @@ struct Target {
     node: Option<NodeId>,
     /// Given by the user, so never forgotten.
     given: bool,
+    /// Its node was no member any more when nodes last named the members. Tried after all others:
+    /// a node that lags behind may have said so of a newcomer.
+    departed: bool,
     failures: u32,
     not_before: BootTime,
     /// Why it cannot be used, if its handshake was refused for good.
@@ -110,6 +113,8 @@ pub(crate) struct Router {
     targets: Vec<Target>,
     conns: BTreeMap<ConnId, Conn>,
     leaders: BTreeMap<ShardId, NodeId>,
+    /// As a node named them last.
+    members: Vec<NodeAddress>,
     backoff: Backoff,
     /// The first cluster that answered; another one is refused from then on.
     pub(crate) cluster: ClusterId,
@@ -123,6 +128,7 @@ impl Router {
             targets,
             conns: BTreeMap::new(),
             leaders: BTreeMap::new(),
+            members: Vec::new(),
             backoff: Backoff { first: Duration::from_millis(40), longest: Duration::from_secs(3) },
             cluster: ClusterId::UNKNOWN,
             shards: 0,
@@ -146,6 +152,10 @@ impl Router {
             if let Some(choice) = self.pick(lane, now, led, rng) {
                 return choice;
             }
+        }
+        let member = |index: &usize| !self.targets[*index].departed && allowed(index);
+        if let Some(choice) = self.pick(lane, now, member, rng) {
+            return choice;
         }
         if let Some(choice) = self.pick(lane, now, allowed, rng) {
             return choice;
@@ -243,18 +253,39 @@ impl Router {
         }
     }
 
-    fn learn_nodes(&mut self, nodes: &[NodeAddress]) {
+    /// Learns the members and their addresses, as a node named them.
+    pub(crate) fn learn_nodes(&mut self, nodes: &[NodeAddress]) {
+        self.members = nodes.to_vec();
+        for target in &mut self.targets {
+            target.departed =
+                target.node.is_some_and(|node| nodes.iter().all(|known| known.node != node));
+        }
         for node in nodes {
-            let room = self.targets.len() < TARGETS_MAX;
-            match self.targets.iter_mut().find(|target| target.addr == node.client_addr) {
-                Some(target) => target.node = Some(node.node),
-                None if room => {
-                    let addr = node.client_addr.clone();
-                    self.targets.push(Target::new(addr, Some(node.node), false));
-                }
-                None => {}
+            if let Some(target) = self.target_for(&node.client_addr) {
+                target.node = Some(node.node);
+                target.departed = false;
             }
         }
+    }
+
+    /// The members that a node named last, by id.
+    pub(crate) fn nodes(&self) -> Vec<(NodeId, String)> {
+        self.members.iter().map(|member| (member.node, member.client_addr.clone())).collect()
+    }
+
+    /// The entry of an address; a new one if there is room, or the place of a node that is gone.
+    fn target_for(&mut self, addr: &str) -> Option<&mut Target> {
+        if let Some(index) = self.targets.iter().position(|target| target.addr == addr) {
+            return self.targets.get_mut(index);
+        }
+        let new = Target::new(addr.to_owned(), None, false);
+        if self.targets.len() < TARGETS_MAX {
+            self.targets.push(new);
+            return self.targets.last_mut();
+        }
+        let gone = self.targets.iter_mut().find(|target| target.is_spare())?;
+        *gone = new;
+        Some(gone)
     }
 
     /// A hint from a reply, `NodeId(0)` for "the answering node leads, or nobody is known to".
@@ -325,11 +356,17 @@ impl Target {
             addr,
             node,
             given,
+            departed: false,
             failures: 0,
             not_before: BootTime(0),
             refusal: None,
             conns: [None; 3],
         }
+    }
+
+    /// Another address may have its place.
+    fn is_spare(&self) -> bool {
+        self.departed && !self.given && self.conns == [None; 3]
     }
 }
 

@@ -33,6 +33,8 @@ pub enum ClientEvent {
         /// The answer.
         reply: Reply,
     },
+    /// The cluster's nodes changed. Says the same as a hello, as the answering node knows it now.
+    News(ServerHello),
     /// An answer that nothing waits for, such as a `Queued` after the outcome; to be ignored.
     Unmatched {
         /// The id it names.
@@ -209,7 +211,10 @@ impl ClientConn {
                     let message = format!("a frame of version {version}, flags {flags} came");
                     return self.give_up(ErrorCode::MALFORMED, message);
                 }
-                self.take_reply(received.id, reply)
+                match reply {
+                    Reply::Hello(hello) if received.id == RequestId(0) => self.take_news(hello),
+                    reply => self.take_reply(received.id, reply),
+                }
             }
             (Phase::Over, _) => None,
         }
@@ -224,6 +229,7 @@ impl ClientConn {
             Reply::Hello(hello) if id == sent => match self.check_hello(&hello) {
                 Ok(()) => {
                     self.phase = Phase::Open { version: hello.version };
+                    self.cluster = hello.cluster;
                     self.extend_deadline();
                     self.plan_ping(self.fed_ns);
                     Some(ClientEvent::Hello(hello))
@@ -234,6 +240,15 @@ impl ClientConn {
                 let message = String::from("the first answer is not the one to the hello");
                 self.give_up(ErrorCode::HANDSHAKE_EXPECTED, message)
             }
+        }
+    }
+
+    /// A node may change what it told, but not which cluster it serves.
+    fn take_news(&mut self, hello: ServerHello) -> Option<ClientEvent> {
+        self.extend_deadline();
+        match self.check_hello(&hello) {
+            Ok(()) => Some(ClientEvent::News(hello)),
+            Err((code, message)) => self.give_up(code, message),
         }
     }
 

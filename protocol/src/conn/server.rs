@@ -234,6 +234,18 @@ impl ServerConn {
         self.send(id, &Reply::Hello(hello)).expect("a cluster's nodes and shards fit a reply");
     }
 
+    /// Says a hello again, because the cluster's nodes changed. False: the connection is not open, or
+    /// its client does not take what it was sent; try again later.
+    pub fn news(&mut self, mut hello: ServerHello) -> bool {
+        let Phase::Open { version } = self.phase else { return false };
+        if self.output.len() >= OUTPUT_LEN_HIGH {
+            return false;
+        }
+        hello.version = version;
+        self.send(RequestId(0), &Reply::Hello(hello)).expect("it fitted the first time");
+        true
+    }
+
     /// Ends the connection with an error: the answer to a hello, or a notice that belongs to no
     /// request (`shutting_down`, say).
     pub fn refuse(&mut self, error: ErrorReply) {

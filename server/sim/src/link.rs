@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold_protocol::conn::{ClientConn, ClientEvent};
 use leasehold_protocol::ids::{ClusterId, RequestId};
-use leasehold_protocol::reply::Reply;
+use leasehold_protocol::reply::{Reply, ServerHello};
 use leasehold_protocol::request::Request;
 use leasehold_protocol::watch::WatchRequest;
 use leasehold_server::env::{ByteReader, ByteWriter, Clock, Net};
@@ -157,17 +157,21 @@ impl Shared {
             match event {
                 None => break,
                 Some(ClientEvent::Hello(hello)) => {
-                    let nodes = hello.nodes.iter().map(|node| node.node.0).collect();
-                    self.nodes.replace(nodes);
+                    self.learn(&hello);
                     self.open.set(true);
                     self.changed.notify_all();
                 }
+                Some(ClientEvent::News(hello)) => self.learn(&hello),
                 Some(ClientEvent::Reply { id, reply }) => self.deliver(id, reply),
                 Some(ClientEvent::Unmatched { .. }) => {}
                 Some(ClientEvent::Closed(_)) => self.end(),
             }
         }
         self.output.notify_one();
+    }
+
+    fn learn(&self, hello: &ServerHello) {
+        self.nodes.replace(hello.nodes.iter().map(|node| node.node.0).collect());
     }
 
     fn deliver(&self, id: RequestId, reply: Reply) {

@@ -17,6 +17,7 @@ use leasehold_protocol::request::Request;
 use leasehold_protocol::watch::WatchRequest;
 use openraft::AsyncRuntime;
 
+use super::news::News;
 use super::reply::{ReplySink, ReplyTo};
 use super::watching::Watching;
 use crate::admin::Distribution;
@@ -73,6 +74,9 @@ pub(super) struct Connection {
     pub(super) conn: RefCell<ServerConn>,
     /// Its watches.
     pub(super) watching: Watching,
+    news: Rc<News>,
+    /// The last change of the nodes that its client was told of.
+    told: Cell<u64>,
     /// Measured requests without an answer; as bounded as the connection's requests.
     asked: RefCell<BTreeMap<u64, Asked>>,
     /// Output, or the end, waits for the writing task.
@@ -139,8 +143,19 @@ impl Connection {
     fn greet(&self) {
         let mut conn = self.conn.borrow_mut();
         match self.front.hello() {
-            Ok(hello) => conn.accept(hello),
+            Ok(hello) => {
+                self.told.set(self.news.see(&hello.nodes));
+                conn.accept(hello);
+            }
             Err(code) => conn.refuse(ErrorReply::new(code, code.text())),
+        }
+    }
+
+    /// Tells its client which nodes there are now, unless it knows.
+    fn tell(&self, hello: &ServerHello) {
+        let change = self.news.see(&hello.nodes);
+        if self.told.get() != change && self.conn.borrow_mut().news(hello.clone()) {
+            self.told.set(change);
         }
     }
 }
@@ -151,12 +166,19 @@ pub struct Connections {
     next: Cell<u64>,
     max: usize,
     accepted: Cell<u64>,
+    news: Rc<News>,
 }
 
 impl Connections {
     /// None yet, and never more than `max`.
     pub fn new(max: usize) -> Rc<Self> {
-        Rc::new(Self { live: RefCell::default(), next: Cell::new(0), max, accepted: Cell::new(0) })
+        Rc::new(Self {
+            live: RefCell::default(),
+            next: Cell::new(0),
+            max,
+            accepted: Cell::new(0),
+            news: Rc::default(),
+        })
     }
 
     /// Connections open now.
@@ -183,7 +205,8 @@ impl Connections {
         }
     }
 
-    /// Ends connections whose time is over, as long as the core lives. One task.
+    /// Ends connections whose time is over, and tells the others of new nodes, as long as the core
+    /// lives. One task.
     pub async fn run_deadlines<E: Env>(self: Rc<Self>, clock: E::Clock) {
         loop {
             let planned = clock.now().after(SWEEP_EVERY);
@@ -195,8 +218,12 @@ impl Connections {
             }
             let now_ns = now.0;
             let live: Vec<_> = self.live.borrow().values().cloned().collect();
+            let hello = live.last().and_then(|connection| connection.front.hello().ok());
             for connection in live {
                 connection.conn.borrow_mut().tick(now_ns);
+                if let Some(hello) = &hello {
+                    connection.tell(hello);
+                }
                 connection.turn();
             }
         }
@@ -218,6 +245,8 @@ impl Connections {
             front,
             conn: RefCell::new(conn),
             watching: Watching::default(),
+            news: Rc::clone(&self.news),
+            told: Cell::new(0),
             asked: RefCell::default(),
             output: Notify::new(),
             room: Notify::new(),

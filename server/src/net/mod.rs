@@ -3,6 +3,7 @@
 
 mod connection;
 mod lanes;
+mod news;
 mod reply;
 mod router;
 mod service;

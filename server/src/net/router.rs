@@ -75,8 +75,13 @@ pub enum Hop {
         /// The answer.
         answer: PeerAnswer,
     },
-    /// Who leads the sender's shards, for the hellos of other cores.
-    Leaders(Vec<LeaderHint>),
+    /// Who leads the sender's shards, and the members by them, for the hellos of other cores.
+    Known {
+        /// The leaders.
+        leaders: Vec<LeaderHint>,
+        /// The members, `None` from a core without a shard.
+        members: Option<BTreeMap<NodeId, String>>,
+    },
     /// Ends a watch that the sender's connection does not want any more.
     Unwatch {
         /// Its shard.
@@ -100,14 +105,14 @@ pub struct Router<E: Env> {
     shards_total: u32,
     pub(super) shards: BTreeMap<ShardId, Rc<Shard<E>>>,
     peers: Rc<Peers<E>>,
-    /// The founding nodes' client addresses, for a core without a shard to ask.
-    founders: BTreeMap<NodeId, String>,
     pub(super) lanes: Rc<Lanes>,
     pub(super) hopped: RefCell<BTreeMap<u64, ReplyTo>>,
     hopped_peers: RefCell<BTreeMap<u64, OneshotSender<PeerAnswer>>>,
     pub(super) next_hop: Cell<u64>,
     /// Leaders of other cores' shards, as they last told.
     told: RefCell<BTreeMap<ShardId, NodeId>>,
+    /// The members as other cores last told, the founding nodes at first: for a core without a shard.
+    told_members: RefCell<BTreeMap<NodeId, String>>,
     /// On the core of shard 0.
     membership: RefCell<Option<Rc<Membership<E>>>>,
 }
@@ -129,12 +134,12 @@ impl<E: Env> Router<E> {
             shards_total,
             shards: shards.into_iter().map(|shard| (shard.id(), shard)).collect(),
             peers,
-            founders,
             lanes: Lanes::new(hops),
             hopped: RefCell::default(),
             hopped_peers: RefCell::default(),
             next_hop: Cell::new(0),
             told: RefCell::default(),
+            told_members: RefCell::new(founders),
             membership: RefCell::default(),
         })
     }
@@ -161,9 +166,13 @@ impl<E: Env> Router<E> {
 
     /// The cluster's nodes and their advertised client addresses.
     pub fn members(&self) -> BTreeMap<NodeId, String> {
-        let Some(shard) = self.shards.values().next() else { return self.founders.clone() };
+        self.own_members().unwrap_or_else(|| self.told_members.borrow().clone())
+    }
+
+    fn own_members(&self) -> Option<BTreeMap<NodeId, String>> {
+        let shard = self.shards.values().next()?;
         let address = |(node, member): (NodeId, Member)| (node, member.client_addr);
-        shard.group().members().into_iter().map(address).collect()
+        Some(shard.group().members().into_iter().map(address).collect())
     }
 
     /// The cluster.
@@ -279,9 +288,12 @@ impl<E: Env> Router<E> {
                     let _ = waiting.send(answer);
                 }
             }
-            Hop::Leaders(leaders) => {
+            Hop::Known { leaders, members } => {
                 let leaders = leaders.into_iter().map(|hint| (hint.shard, hint.leader));
                 self.told.borrow_mut().extend(leaders);
+                if let Some(members) = members {
+                    self.told_members.replace(members);
+                }
             }
         }
     }
@@ -292,12 +304,13 @@ impl<E: Env> Router<E> {
         ReplyTo::new(Rc::new(sink), id)
     }
 
-    /// Tells the other cores who leads this core's shards.
-    pub fn tell_leaders(&self) {
-        let leaders = self.own_leaders();
+    /// Tells the other cores who leads this core's shards, and who the members are.
+    pub fn tell_cores(&self) {
+        let (leaders, members) = (self.own_leaders(), self.own_members());
         for core in (0..self.cores).filter(|core| *core != self.core) {
             // A full lane only makes a hint older.
-            let _ = self.lanes.send(core, Hop::Leaders(leaders.clone()));
+            let known = Hop::Known { leaders: leaders.clone(), members: members.clone() };
+            let _ = self.lanes.send(core, known);
         }
     }
 

@@ -41,7 +41,7 @@ pub(super) async fn run(
         metrics.set(Gauge::ConnectionsPeer, peers.accepted_len() as i64);
         metrics.set(Gauge::PeerLinks, peers.links_len() as i64);
         metrics.follow(Counter::AcceptedClient, connections.accepted());
-        router.tell_leaders();
+        router.tell_cores();
         <Production as Env>::Rt::sleep(EVERY).await;
     }
 }

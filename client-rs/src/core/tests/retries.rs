@@ -55,6 +55,59 @@ fn a_queued_acquire_is_sent_again_after_its_connection_broke_and_keeps_its_place
     assert_eq!(rig.acquired(op).expect("current").cell.token(), Token(5));
 }
 
+/// A client that stays on one node hears that the others were replaced, and finds the new ones when
+/// its own is gone.
+#[test]
+fn nodes_that_came_later_are_asked_when_all_that_were_known_are_gone() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    rig.acquire(session, "k", Wait::For(ms(60_000)));
+    rig.opened();
+    let first = rig.take_acquire();
+    assert_eq!(rig.conns[&first.conn], "n1:1");
+    rig.queued(&first);
+    let others: Vec<_> = rig.conns.keys().copied().filter(|conn| *conn != first.conn).collect();
+    for conn in others {
+        rig.break_conn(conn);
+    }
+    for (old, new) in [(2, 4), (3, 5)] {
+        rig.nodes.insert(format!("n{old}:1"), Node::Down);
+        rig.nodes.insert(format!("n{new}:1"), Node::Up(new));
+    }
+    let tried = rig.connects.len();
+    rig.news(first.conn, &[1, 4, 5]);
+    rig.advance(ms(1000));
+    assert_eq!(rig.connects.len(), tried, "news alone open no connection");
+    rig.nodes.insert("n1:1".to_owned(), Node::Down);
+    rig.break_conn(first.conn);
+    rig.advance(ms(200));
+    let second = rig.take_acquire();
+    let addr = rig.conns[&second.conn].as_str();
+    assert!(["n4:1", "n5:1"].contains(&addr), "{addr}: {:?}", rig.connects);
+    assert_eq!(first.caller().number, second.caller().number);
+    let asked: Vec<_> = rig.connects[tried..].iter().map(|(_, addr)| addr.as_str()).collect();
+    assert!(!asked.contains(&"n2:1") && !asked.contains(&"n3:1"), "they are gone: {asked:?}");
+}
+
+/// As many nodes may come and go as like: places of those that went are used again.
+#[test]
+fn addresses_of_nodes_that_went_make_room() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    rig.acquire(session, "k", Wait::For(ms(60_000)));
+    rig.opened();
+    let first = rig.take_acquire();
+    for newcomer in 4..200 {
+        rig.news(first.conn, &[1, newcomer]);
+    }
+    rig.nodes.insert("n199:1".to_owned(), Node::Up(199));
+    rig.nodes.insert("n1:1".to_owned(), Node::Down);
+    rig.break_conn(first.conn);
+    rig.advance(ms(200));
+    let second = rig.take_acquire();
+    assert_eq!(rig.conns[&second.conn], "n199:1");
+}
+
 #[test]
 fn resync_sends_a_wait_again_at_once() {
     let mut rig = Rig::new();

@@ -104,6 +104,8 @@ pub(super) struct Rig {
     decoders: BTreeMap<ConnId, Decoder>,
     pub(super) leader: u64,
     pub(super) shards: u32,
+    /// Whom all nodes name.
+    members: Vec<u64>,
 }
 
 impl Rig {
@@ -134,6 +136,7 @@ impl Rig {
             decoders: BTreeMap::new(),
             leader: 1,
             shards: 1,
+            members: vec![1, 2, 3],
         }
     }
 
@@ -148,7 +151,7 @@ impl Rig {
     }
 
     fn hello(&self, node: u64) -> ServerHello {
-        let address = |n| NodeAddress { node: NodeId(n), client_addr: format!("n{n}:1") };
+        let address = |n: &u64| NodeAddress { node: NodeId(*n), client_addr: format!("n{n}:1") };
         ServerHello {
             version: 1,
             cluster: CLUSTER,
@@ -156,7 +159,7 @@ impl Rig {
             shards: self.shards,
             key_hash: 1,
             features: 0,
-            nodes: (1..=3).map(address).collect(),
+            nodes: self.members.iter().map(address).collect(),
             leaders: (0..self.shards)
                 .map(|n| LeaderHint { shard: ShardId(n), leader: NodeId(self.leader) })
                 .collect(),
@@ -215,6 +218,14 @@ impl Rig {
             other => panic!("{other:?} is not connected"),
         };
         self.core.feed(self.now, conn, &frame(id, &Reply::Hello(hello)));
+    }
+
+    /// These are the members now, and the node of a connection says so.
+    pub(super) fn news(&mut self, conn: ConnId, members: &[u64]) {
+        self.members = members.to_vec();
+        let hello = Reply::Hello(self.hello(1));
+        self.core.feed(self.now, conn, &frame(RequestId(0), &hello));
+        self.turn();
     }
 
     /// Moves the clock, stopping at each deadline.
