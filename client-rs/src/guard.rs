@@ -13,6 +13,7 @@ use crate::client::{ClientInner, gone};
 use crate::clock::BootTime;
 use crate::core::{HoldCell, HoldState, LossCause, OpId, Wish};
 use crate::error::{CallError, ChangeError, Failure, ReleaseError, RenewError};
+use crate::handover::Handover;
 use crate::io::shared::{Change, Reported};
 use crate::session::SessionInner;
 use crate::watch::{Watch, WatchFrom, WatchTarget};
@@ -50,6 +51,17 @@ impl Guard {
         let client = Arc::clone(&session.client);
         let session = (!own_lease).then_some(session);
         Self { client, session, op, key, watch, released: false }
+    }
+
+    /// One that another client was granted.
+    pub(crate) fn taken(
+        client: &Arc<ClientInner>,
+        op: OpId,
+        key: Vec<u8>,
+        reported: Reported,
+    ) -> Self {
+        let watch = HoldWatch { cell: reported.held.cell, changes: reported.changes };
+        Self { client: Arc::clone(client), session: None, op, key, watch, released: false }
     }
 
     /// The fencing token. Tokens of one key only ever rise (G2). It stays what it is until the hold
@@ -173,6 +185,24 @@ impl Guard {
             let (_, answer) = started?;
             answer.await.unwrap_or_else(|_| Err(gone()))?;
             Ok(watch.remaining())
+        }
+    }
+
+    /// Lets go of the hold for another process to go on with, under the same token: nothing is given
+    /// back. Gives the guard back if its session's lease carries it (see `LockRequest::own_lease`),
+    /// or if it was lost.
+    pub fn hand_over(mut self) -> Result<Handover, Self> {
+        let handed = self.client.shared.enter(|inner, now| {
+            let passed = inner.core.hand_over(now, self.op)?;
+            inner.forget_hold(self.op);
+            Some(Handover::new(inner.core.cluster(), passed))
+        });
+        match handed {
+            Some(handover) => {
+                self.released = true;
+                Ok(handover)
+            }
+            None => Err(self),
         }
     }
 

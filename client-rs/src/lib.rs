@@ -80,6 +80,7 @@ mod core;
 mod election;
 mod error;
 mod guard;
+mod handover;
 mod io;
 mod members;
 mod observe;
@@ -116,6 +117,7 @@ pub use crate::error::{
     ReleaseError, RenewError, SessionError,
 };
 pub use crate::guard::{Guard, HoldWatch, slots_of};
+pub use crate::handover::Handover;
 pub use crate::observe::{Observation, Observed};
 pub use crate::places::Places;
 pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};

@@ -189,8 +189,7 @@ impl LockRequest {
             let op = inner.core.acquire(now, request);
             inner.await_acquire(op)
         })?;
-        let client = Arc::clone(&self.session.client);
-        let interest = Interest { client, op, open: true };
+        let interest = Interest::new(&self.session.client, op);
         Ok(Acquiring { session: self.session, key: self.key, own_lease, interest, answer })
     }
 }
@@ -212,7 +211,7 @@ impl Acquiring {
     pub async fn granted(self) -> Result<Guard, AcquireError> {
         let Self { session, key, own_lease, mut interest, answer } = self;
         let reported = answer.await.unwrap_or_else(|_| Err(gone()));
-        interest.open = false;
+        interest.settled();
         match reported {
             Ok(reported) => Ok(Guard::new(session, interest.op, key, reported, own_lease)),
             Err(failure) if failure.code == ErrorCode::DELAYED => {
@@ -292,10 +291,21 @@ fn new_secret() -> Result<Secret, AcquireError> {
 
 /// While somebody waits for an acquire. Dropping it while `open` cancels the acquire.
 #[derive(Debug)]
-struct Interest {
+pub(crate) struct Interest {
     client: Arc<ClientInner>,
     op: OpId,
     open: bool,
+}
+
+impl Interest {
+    pub(crate) fn new(client: &Arc<ClientInner>, op: OpId) -> Self {
+        Self { client: Arc::clone(client), op, open: true }
+    }
+
+    /// The outcome is known.
+    pub(crate) const fn settled(&mut self) {
+        self.open = false;
+    }
 }
 
 impl Drop for Interest {

@@ -212,6 +212,48 @@ async fn an_own_lease_outlives_its_session_and_is_renewed_when_asked() {
 }
 
 #[tokio::test]
+async fn a_hold_with_its_own_lease_goes_from_one_client_to_another_under_its_token() {
+    let server = TestServer::start();
+    let (first, session) = session(&server).await;
+    let guard = session.lock("k").own_lease(Duration::from_secs(5)).acquire().await.expect("free");
+    let token = guard.token();
+    let seen = guard.watch();
+    let handover = guard.hand_over().expect("it has a lease of its own");
+    assert_eq!((handover.key(), handover.token()), ("k", token));
+    assert!(seen.remaining().is_zero(), "whoever let go of it does not count on it");
+    drop((session, first));
+    let second = client(&server).await;
+    let text = handover.to_text();
+    let guard = second.take_over(&text.parse().expect("sound")).await.expect("it lives");
+    assert_eq!((guard.key(), guard.token(), guard.state()), ("k", token, HoldState::Held));
+    assert!(guard.remaining() > Duration::from_secs(4) && !guard.is_renewed());
+    assert_eq!(server.tokens("k"), [token.0]);
+    guard.renew().await.expect("renewed");
+    guard.release().await.expect("held");
+    assert_eq!(server.leases(), 0);
+    // What ended is not taken over, nor is another cluster's.
+    let error = second.take_over(&handover).await.expect_err("it was given back");
+    assert!(matches!(error, AcquireError::Lost(_)), "{error:?}");
+    let mut parts: Vec<&str> = text.split('.').collect();
+    let cluster = parts.iter().position(|part| part.len() == 32).expect("the cluster's id");
+    let other = "0".repeat(32);
+    parts[cluster] = &other;
+    let foreign = parts.join(".").parse().expect("sound");
+    let error = second.take_over(&foreign).await.expect_err("another cluster");
+    assert_eq!(error.failure().code, ErrorCode::WRONG_CLUSTER);
+}
+
+#[tokio::test]
+async fn a_sessions_hold_is_not_handed_over_and_stays() {
+    let server = TestServer::start();
+    let (_client, session) = session(&server).await;
+    let guard = session.lock("k").acquire().await.expect("free");
+    let guard = guard.hand_over().expect_err("its session's lease carries it");
+    assert_eq!(guard.state(), HoldState::Held);
+    guard.release().await.expect("held");
+}
+
+#[tokio::test]
 async fn a_forced_release_ends_the_hold_and_names_the_cause() {
     let server = TestServer::start();
     let (client, session) = session(&server).await;

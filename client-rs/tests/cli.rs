@@ -764,6 +764,37 @@ fn elect_leads_until_a_signal_or_while_a_command_runs() {
 }
 
 #[test]
+fn pipe_hands_a_hold_over_and_another_goes_on_with_it() {
+    let server = TestServer::start();
+    let mut pipe = Pipe::start(&server, &[]);
+    let mut other = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "acquire", "key": "own", "ttl_ms": 60_000}));
+    let own = pipe.reply(1);
+    pipe.send(&json!({"id": 2, "op": "acquire", "key": "k"}));
+    let sessions = pipe.reply(2);
+    pipe.send(&json!({"id": 3, "op": "hand_over", "key": "k"}));
+    assert_eq!(pipe.reply(3)["error"], "bad_combination");
+    pipe.send(&json!({"id": 4, "op": "remaining", "key": "k"}));
+    assert_eq!(pipe.reply(4)["token"], sessions["token"], "it was not let go of");
+    pipe.send(&json!({"id": 5, "op": "hand_over", "key": "own", "token": own["token"]}));
+    let handed = pipe.reply(5);
+    assert_eq!(handed["token"], own["token"]);
+    // Its end gives back what it has, and that is not among it any more.
+    pipe.end();
+    assert!(server.tokens("k").is_empty());
+    assert_eq!(json!(server.tokens("own")), json!([own["token"]]));
+    other.send(&json!({"id": 1, "op": "take_over", "handover": handed["handover"]}));
+    let taken = other.reply(1);
+    assert_eq!((&taken["key"], &taken["token"]), (&json!("own"), &own["token"]));
+    other.send(&json!({"id": 2, "op": "take_over", "handover": "leasehold"}));
+    assert_eq!(other.reply(2)["error"], "malformed");
+    other.send(&json!({"id": 3, "op": "release", "key": "own", "token": own["token"]}));
+    assert_eq!(other.reply(3)["ok"], true);
+    assert!(server.tokens("own").is_empty());
+    other.end();
+}
+
+#[test]
 fn pipe_campaigns_proclaims_and_resigns() {
     let server = TestServer::start();
     let mut pipe = Pipe::start(&server, &[]);

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{HoldSetVersion, Number, Secret, Token};
+use leasehold_protocol::ids::{HoldSetVersion, Number, Secret, ShardId, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::planted;
 use leasehold_protocol::reply::{OutcomeReply, Reply};
@@ -24,6 +24,7 @@ use leasehold_protocol::shard::{check_key, check_ttl_ms, check_value};
 use super::cell::{HoldCell, LossCause};
 use super::change::Change;
 use super::exchange::{Exchange, Owner, as_request};
+use super::handover::NO_SESSION;
 use super::lease::{Lease, refusal_of};
 use super::options::{Further, Options};
 use super::route::Lane;
@@ -78,6 +79,7 @@ pub(super) struct Release {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Op {
+    /// `NO_SESSION` if another client acquired it and handed it over.
     pub(super) session: SessionId,
     /// The session's lease, whose numbers it uses.
     pub(super) lease: LeaseKey,
@@ -225,13 +227,19 @@ impl Core {
         }
     }
 
+    /// A hold that another client was granted.
+    pub(super) fn taken_op(
+        &self,
+        request: AcquireRequest,
+        own: OwnLease,
+        (number, grant): (Number, Grant),
+    ) -> Op {
+        let op = self.new_op(request, Some(own));
+        Op { number: Some(number), grant: Some(grant), ..op }
+    }
+
     /// Puts an op under its session's lease. False if that failed at once, and the op with it.
-    fn lease_for_op(
-        &mut self,
-        session: SessionId,
-        shard: leasehold_protocol::ids::ShardId,
-        id: OpId,
-    ) -> bool {
+    fn lease_for_op(&mut self, session: SessionId, shard: ShardId, id: OpId) -> bool {
         let key = self.lease_for(session, shard);
         let Some(lease) = self.leases.get_mut(&key) else {
             self.finish_op(id, self.refusal());
@@ -289,7 +297,7 @@ impl Core {
     }
 
     /// Sets an op's timer to the end of its wait, then to its deadline.
-    fn arm_op(&mut self, id: OpId) {
+    pub(super) fn arm_op(&mut self, id: OpId) {
         let Some(op) = self.ops.get(&id) else { return };
         let at = if op.timed { op.deadline } else { op.wait_until.min(op.deadline) };
         self.timers.set(Timer::Op(id), at);
@@ -369,7 +377,8 @@ impl Core {
         }
         op.abandoned = true;
         self.timers.cancel(Timer::Op(id));
-        if op.number.is_none() {
+        // What was taken over and not confirmed is not ours to give back.
+        if op.number.is_none() || op.session == NO_SESSION {
             return self.remove_op(id);
         }
         if op.grant.is_some() {
@@ -474,7 +483,7 @@ impl Core {
         self.leases.get_mut(&key).expect("a pending op has a lease").pending.remove(&id);
         let adoption = self.adopt(key, &grant, tokens.len());
         let holder = match own {
-            Some(own) => self.make_own_lease(id, own, &grant),
+            Some(own) => self.make_own_lease(id, own, &grant, self.leases[&key].shard),
             None => key,
         };
         let lease = self.leases.get_mut(&holder).expect("just looked up or made");
@@ -500,11 +509,16 @@ impl Core {
         self.arm(holder);
     }
 
-    fn make_own_lease(&mut self, id: OpId, own: OwnLease, grant: &Grant) -> LeaseKey {
+    pub(super) fn make_own_lease(
+        &mut self,
+        id: OpId,
+        own: OwnLease,
+        grant: &Grant,
+        shard: ShardId,
+    ) -> LeaseKey {
         let key = LeaseKey(self.fresh());
         let op = self.ops.get_mut(&id).expect("the caller looked it up");
         op.own_lease = Some(key);
-        let shard = self.leases[&op.lease].shard;
         let ttl = Duration::from_millis(u64::from(own.ttl_ms));
         let mut lease = Lease::new(shard, None, own.secret, ttl);
         lease.id = Some(grant.lease);

@@ -141,12 +141,19 @@ pub(super) struct SetValue {
     pub(super) value: String,
 }
 
-/// `release`, `renew`, `remaining`: something about a hold of this session.
+/// `release`, `renew`, `remaining`, `hand_over`: something about a hold of this session.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct OfHold {
     pub(super) key: String,
     pub(super) token: Option<u64>,
+}
+
+/// `take_over`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TakeOver {
+    pub(super) handover: String,
 }
 
 /// `get`.
@@ -318,6 +325,8 @@ pub(super) enum Op {
     Release(OfHold),
     Renew(OfHold),
     Remaining(OfHold),
+    HandOver(OfHold),
+    TakeOver(TakeOver),
     Mode(SetMode),
     SetValue(SetValue),
     Watch(Watch),
@@ -360,6 +369,8 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
         "release" => Op::Release(read(fields)?),
         "renew" => Op::Renew(read(fields)?),
         "remaining" => Op::Remaining(read(fields)?),
+        "hand_over" => Op::HandOver(read(fields)?),
+        "take_over" => Op::TakeOver(read(fields)?),
         "mode" => Op::Mode(read(fields)?),
         "campaign" => Op::Acquire(read::<Campaign>(fields)?.into()),
         "proclaim" => {

@@ -1,11 +1,12 @@
 //! The loop of `pipe`: reads requests, runs each beside the others, writes replies and news.
 
+mod holds;
+
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold::{
-    ChangeError, Client, ErrorCode, Failure, Guard, HoldState, MultiGuard, Places, Session, Ticket,
-    WatchTarget,
+    Client, ErrorCode, Failure, Guard, MultiGuard, Places, Session, Ticket, WatchTarget,
 };
 use serde_json::{Value, json};
 use tokio::io::{BufReader, Stdin};
@@ -20,9 +21,7 @@ use super::ask::answer;
 use super::lines::{LINE_LEN_MAX, Line, LineReader, write};
 use super::members::tell_members;
 use super::news::{deaf, tell_changes, tell_leaders, tell_yields};
-use super::request::{
-    Acquire, AcquireAll, HoldMode, Misread, OfHold, Op, SetMode, SetValue, Watch, parse,
-};
+use super::request::{Acquire, AcquireAll, HoldMode, Misread, Op, Watch, parse};
 
 /// Requests without a reply.
 const OPEN_MAX: usize = 4096;
@@ -152,6 +151,8 @@ impl Pipe {
             Op::Remaining(hold) => self.remaining(&id, &hold).await,
             Op::Mode(mode) => self.mode(id, mode).await,
             Op::SetValue(value) => self.set_value(id, value).await,
+            Op::HandOver(hold) => self.hand_over(&id, &hold).await,
+            Op::TakeOver(of) => self.take_over(id, &of).await,
             Op::Watch(request) => self.watch(id, request),
             Op::Cancel(cancel) => self.cancel(&id, &cancel.target).await,
             Op::Observe(of) => self.observe(&id, of.name).await,
@@ -321,109 +322,6 @@ impl Pipe {
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
-    }
-
-    /// The hold that a request means.
-    fn hold(&self, of: &OfHold) -> Result<&Guard, Failure> {
-        let present = self.holds.get(&of.key).and_then(|entries| entries.last());
-        let meant = present.filter(|guard| of.token.is_none_or(|token| token == guard.token().0));
-        meant.ok_or_else(|| Failure {
-            token: present.map_or_else(Default::default, Guard::token),
-            ..Failure::of(ErrorCode::NOT_OWNER)
-        })
-    }
-
-    async fn release(&mut self, id: Value, of: &OfHold) {
-        if let Err(failure) = self.hold(of) {
-            return self.refuse(&id, &failure).await;
-        }
-        let entries = self.holds.get_mut(&of.key).expect("just looked up");
-        let guard = entries.pop().expect("just looked up");
-        if entries.is_empty() {
-            self.holds.remove(&of.key);
-        }
-        self.spawn(id, None, async move {
-            let token = guard.token().0;
-            match guard.release().await {
-                Ok(()) => Done::Reply(json!({ "ok": true, "token": token })),
-                Err(error) => Done::Reply(failure_json(error.failure())),
-            }
-        });
-    }
-
-    async fn renew(&mut self, id: Value, of: &OfHold) {
-        let renewal = match self.hold(of) {
-            Ok(guard) => guard.renew(),
-            Err(failure) => return self.refuse(&id, &failure).await,
-        };
-        self.spawn(id, None, async move {
-            match renewal.await {
-                Ok(left) => {
-                    Done::Reply(json!({ "ok": true, "remaining_ms": left.as_millis() as u64 }))
-                }
-                Err(error) => Done::Reply(failure_json(error.failure())),
-            }
-        });
-    }
-
-    async fn mode(&mut self, id: Value, to: SetMode) {
-        let of = OfHold { key: to.key, token: to.token };
-        let guard = match self.hold(&of) {
-            Ok(guard) => guard,
-            Err(failure) => return self.refuse(&id, &failure).await,
-        };
-        let watch = guard.watch();
-        let changed: BoxFuture<Result<(), ChangeError>> = match to.mode {
-            HoldMode::Shared => Box::pin(guard.downgrade()),
-            HoldMode::Exclusive => {
-                let upgraded = guard.upgrade();
-                Box::pin(async move { upgraded.await.map(drop) })
-            }
-        };
-        self.spawn(id, None, async move {
-            match changed.await {
-                Ok(()) => {
-                    let mut reply = json!({ "ok": true, "token": watch.token().0 });
-                    json::put_mode(&mut reply, watch.mode());
-                    Done::Reply(reply)
-                }
-                Err(error) => Done::Reply(failure_json(error.failure())),
-            }
-        });
-    }
-
-    async fn set_value(&mut self, id: Value, to: SetValue) {
-        let of = OfHold { key: to.key, token: to.token };
-        let changed = match self.hold(&of) {
-            Ok(guard) => guard.set_value(to.value),
-            Err(failure) => return self.refuse(&id, &failure).await,
-        };
-        self.spawn(id, None, async move {
-            match changed.await {
-                Ok(()) => Done::Reply(json!({ "ok": true })),
-                Err(error) => Done::Reply(failure_json(error.failure())),
-            }
-        });
-    }
-
-    async fn remaining(&self, id: &Value, of: &OfHold) {
-        match self.hold(of) {
-            Err(failure) => self.refuse(id, &failure).await,
-            Ok(guard) => {
-                let state = match guard.state() {
-                    HoldState::Held => "held",
-                    HoldState::AtRisk { .. } => "at_risk",
-                    _ => "lost",
-                };
-                let remaining_ms = guard.remaining().as_millis() as u64;
-                let token = guard.token().0;
-                let mut reply = json!({
-                    "ok": true, "token": token, "state": state, "remaining_ms": remaining_ms,
-                });
-                json::put_mode(&mut reply, guard.mode());
-                self.reply(id, reply).await;
-            }
-        }
     }
 
     /// Tells who leads an election until that is not wanted any more.

@@ -2,11 +2,11 @@
 
 use leasehold_protocol::command::{Command, OwnLease};
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{LeaseId, Revision, Secret, Token};
+use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Secret, Token};
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::request::Request;
 
-use super::super::{Event, HoldChange, HoldState, LossCause, Options, RiskCause, Wait};
+use super::super::{Event, HoldChange, HoldState, LossCause, Options, Passed, RiskCause, Wait};
 use super::rig::*;
 
 fn closed() -> Outcome {
@@ -222,6 +222,44 @@ fn an_own_lease_that_runs_out_is_lost_and_left_alone() {
         "another process may keep it: {:?}",
         rig.sent
     );
+}
+
+/// A client that has just been told of a hold knows nothing of its validity; and what it could not
+/// confirm is not its own to give back.
+#[test]
+fn a_hold_that_is_taken_over_is_told_after_a_renewal_and_never_given_back_before() {
+    let mut rig = Rig::new();
+    let passed = Passed {
+        key: b"k".to_vec(),
+        mode: Mode::EXCLUSIVE,
+        token: Token(5),
+        floor: Token(5),
+        number: Number(4),
+        lease: LeaseId(77),
+        secret: Secret([3; 16]),
+        ttl_ms: TTL_MS as u32,
+    };
+    let op = rig.core.take_over(rig.now, passed.clone()).expect("room");
+    rig.turn();
+    let renew = rig.take_renew();
+    assert_eq!(renew.renew().items[0].secret, passed.secret);
+    assert!(rig.try_acquired(op).is_none(), "its validity is not known yet");
+    rig.advance(ms(100));
+    rig.renewed(&renew, 1);
+    let held = rig.acquired(op).expect("current");
+    assert_eq!(held.cell.remaining(rig.now), left_after(ms(100)), "counted from the send");
+    assert_eq!(rig.core.hand_over(rig.now, op), Some(passed.clone()), "and on it goes");
+
+    let op = rig.core.take_over(rig.now, passed.clone()).expect("room");
+    rig.turn();
+    rig.core.abandon(rig.now, op);
+    rig.turn();
+    let op = rig.core.take_over(rig.now, passed).expect("room");
+    rig.advance(ms(11_000));
+    assert!(rig.acquired(op).is_err(), "the cluster did not answer");
+    rig.advance(TTL);
+    let given_back = |sent: &Sent| matches!(sent.request, Request::Command(_));
+    assert!(!rig.sent.iter().any(given_back), "{:?}", rig.sent);
 }
 
 #[test]
