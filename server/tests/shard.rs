@@ -250,6 +250,19 @@ impl Service {
         )
     }
 
+    /// More commands, one after the other, than may be proposed at a time; the answer to the last.
+    async fn last_of_a_crowd(&self, node: u64, timeout_ms: u32) -> Option<ErrorCode> {
+        let mut last = Replies::default();
+        for _ in 0..8 {
+            let command = Command::Open { ttl_ms: TTL_MS, secret: SECRET, label: vec![] };
+            let request = CommandRequest { shard: SHARD, timeout_ms, command };
+            last = self.ask(node, Request::Command(request));
+            sleep_ms(5).await;
+        }
+        last.reply("an error", |reply| matches!(reply, Reply::Error(_))).await;
+        last.error()
+    }
+
     /// Cuts a node off from the others, or lets it back.
     fn isolate(&self, node: u64) {
         let us = self.cluster.machine(node).domain;
@@ -297,6 +310,31 @@ fn a_leader_that_was_deposed_renews_and_reads_nothing() {
         sleep_ms(u64::from(TIMEOUT_MS) + 100).await;
         assert_eq!(renewal.renewal(), Some(Err(ErrorCode::NO_QUORUM)));
         assert_eq!(read.error(), Some(ErrorCode::NO_QUORUM));
+    });
+}
+
+/// What waits for its turn until its time is over is told why: the shard has more to do than it can,
+/// or nobody to agree with.
+#[test]
+fn what_waits_too_long_hears_whether_the_shard_commits_anything() {
+    run(1, async {
+        let service = Service::start(3, |_| {}).await;
+        let (leader, _) = service.cluster.leader().await;
+        let disks = |config| {
+            let machines = service.cluster.machines.values();
+            machines.for_each(|machine| machine.disk.borrow().set_config(config));
+        };
+        let slow = Duration::from_millis(150);
+        disks(SimDiskConfig { sync_min: slow, sync_max: slow, ..SimDiskConfig::default() });
+        service.open(leader).await;
+        assert_eq!(service.last_of_a_crowd(leader, 40).await, Some(ErrorCode::BUSY));
+        disks(SimDiskConfig::default());
+        sleep_ms(1_000).await;
+        // Slow disks may have cost it its leadership.
+        let (leader, _) = service.cluster.leader().await;
+        service.open(leader).await;
+        service.isolate(leader);
+        assert_eq!(service.last_of_a_crowd(leader, 1_500).await, Some(ErrorCode::NO_QUORUM));
     });
 }
 

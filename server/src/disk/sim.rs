@@ -163,8 +163,10 @@ impl SimDisk {
 
     async fn pause(&self, min: Duration, max: Duration) {
         let nanos_max = u64::try_from(max.saturating_sub(min).as_nanos()).unwrap_or(u64::MAX);
-        if nanos_max > 0 {
-            SimRt::sleep(min + Duration::from_nanos(self.inner.rng.below(nanos_max))).await;
+        let more = if nanos_max > 0 { self.inner.rng.below(nanos_max) } else { 0 };
+        let pause = min + Duration::from_nanos(more);
+        if !pause.is_zero() {
+            SimRt::sleep(pause).await;
         }
     }
 

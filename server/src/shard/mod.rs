@@ -102,6 +102,8 @@ pub struct Shard<E: Env> {
     /// Slots of the proposals under way.
     proposed: RefCell<BTreeMap<u64, Vec<Slot>>>,
     next_proposal: Cell<u64>,
+    /// When a proposal of this node was committed last.
+    committed: Cell<Option<MonoTime>>,
     work: Notify,
     /// Something waits whose deadline must be watched.
     busy_again: Notify,
@@ -153,6 +155,7 @@ impl<E: Env> Shard<E> {
             pending: RefCell::default(),
             proposed: RefCell::default(),
             next_proposal: Cell::new(0),
+            committed: Cell::new(None),
             work: Notify::new(),
             busy_again: Notify::new(),
             under_way: Rc::new(()),

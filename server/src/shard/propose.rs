@@ -19,12 +19,14 @@ use openraft::AsyncRuntime;
 use super::batch::{Batch, PROPOSALS_MAX, Slot, Waiting};
 use super::{Origin, Shard};
 use crate::admin::{Counter, Distribution};
-use crate::env::{Clock, Env};
+use crate::env::{Clock, Env, MonoTime};
 use crate::net::{ReplyTo, error};
 use crate::raft::{EntryData, Leadership, ProposeError};
 
 /// How often overdue requests are looked for while there are any.
 const SWEEP_EVERY: Duration = Duration::from_millis(50);
+/// A shard that committed something this recently is overloaded, not cut off.
+const COMMITS: Duration = Duration::from_secs(1);
 
 impl<E: Env> Shard<E> {
     /// A client's command, here or at the leader.
@@ -217,6 +219,7 @@ impl<E: Env> Shard<E> {
     fn settle(&self, slots: Vec<Slot>, outcome: Result<Vec<Outcome>, ProposeError>) {
         match outcome {
             Ok(outcomes) => {
+                self.committed.set(Some(self.clock.now()));
                 assert_eq!(slots.len(), outcomes.len(), "one outcome per command");
                 for (slot, outcome) in slots.into_iter().zip(outcomes) {
                     self.finish(slot, outcome, NodeId(0));
@@ -290,7 +293,9 @@ impl<E: Env> Shard<E> {
             E::Rt::sleep(SWEEP_EVERY).await;
             let now = self.clock.now();
             let overdue = self.pending.borrow_mut().take_overdue(now);
-            self.refuse_all(overdue, ErrorCode::NO_QUORUM);
+            let recent = |at: MonoTime| now.since(at) < COMMITS;
+            let commits = self.committed.get().is_some_and(recent);
+            self.refuse_all(overdue, if commits { ErrorCode::BUSY } else { ErrorCode::NO_QUORUM });
             let mut unknown = Vec::new();
             for slots in self.proposed.borrow_mut().values_mut() {
                 let late = |slot: &&mut Slot| slot.deadline <= now && slot.waiting.is_some();
