@@ -168,7 +168,7 @@ fn come_and_go(wire: &mut Wire, stages: &mut [Stage], number: u64, way: Way) -> 
     let mut queued = vec![false; stages.len()];
     while !asked.is_empty() {
         let (id, outcome) = next(wire);
-        let asker = *asked.get(&id).expect("of this round");
+        let Some(asker) = asked.get(&id).copied() else { panic!("not of this round: {outcome:?}") };
         match (asker, outcome) {
             (Asker::Hasty(stage, of), Outcome::Queued { position, .. }) => {
                 let stage = &stages[stage];
