@@ -202,6 +202,8 @@ fn check(wire: &mut Wire, expected: &BTreeMap<RequestId, Vec<Outcome>>) -> usize
         let answer = wire.recv(Deadline::after(PATIENCE)).expect("connected");
         let Some((id, reply)) = answer else { panic!("no answer to {left:?}") };
         let Reply::Outcome(reply) = reply else { panic!("no outcome: {reply:?}") };
+        let foretold = expected.get(&id).is_some_and(|all| all.contains(&reply.outcome));
+        assert!(foretold, "{id:?} was told {:?}, not of {:?}", reply.outcome, expected.get(&id));
         let outcomes = got.entry(id).or_default();
         outcomes.push(reply.outcome);
         let last = expected.get(&id).and_then(|all| all.last());

@@ -220,7 +220,7 @@ fn assert_patient(stages: &[Stage], keys: &[KeyInfo]) {
 /// them nor make it forgotten, and when all fall silent the keys are free with their leases.
 #[test]
 fn waits_that_run_out_delay_nobody_and_a_patient_one_is_not_forgotten() {
-    let rounds = scaled(12, 3_000);
+    let rounds = scaled(12, 1_200);
     let _alone = process::alone();
     let cluster = Cluster::start(bare::calm()).expect("a cluster");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
