@@ -1,5 +1,5 @@
-//! What it costs that somebody gives something back: every frame is counted, also where the hold was
-//! shared, counted, changed, or of several keys.
+//! What it costs that somebody gives something back: every frame is counted, of shared holds, permits,
+//! conversions and several keys.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

@@ -1,12 +1,13 @@
 //! Waits of every kind that run out or are given up again and again, behind one that is patient.
 
+mod cast;
+
 use std::collections::BTreeMap;
 
 use leasehold_bench::clock::{now_ns, to_ms};
 use leasehold_bench::cluster::{Cluster, PATIENCE};
 use leasehold_bench::process;
 use leasehold_bench::wire::Wire;
-use leasehold_protocol::command::Want;
 use leasehold_protocol::ids::{RequestId, Revision, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::KeyInfo;
@@ -14,84 +15,16 @@ use leasehold_protocol::reply::KeyInfo;
 use crate::answers::{
     FOR_EVER, LONG_TTL_MS, granted, keys_below, next, nothing_more, renew_all, take,
 };
-use crate::bare::{self, Lease, Patient as _, exclusive, permits, scaled, shared, until};
+use crate::bare::{self, Lease, Patient as _, scaled, until};
+use cast::{BETWEEN, Cast, casts};
 
 const PREFIX: &str = "drift/";
 /// Of everybody who falls silent in the end.
 const TTL_MS: u32 = 5_000;
 /// The server ends such a wait a second later, for a client's own cancel comes first.
 const WAIT_MS: u32 = 200;
-/// A key on which the second of these waiters waits for the first ones alone.
-const BETWEEN: &str = "drift/c";
 /// An end that must come after all others, if none of them is put off.
 const WITNESS: &str = "drift/witness";
-
-/// Who wants what of one key, or of several together.
-struct Cast {
-    name: &'static str,
-    holder: Vec<Want>,
-    patient: Vec<Want>,
-    /// They come and go behind the patient one.
-    hasty: [Vec<Want>; 3],
-    /// Waits for what the hasty ones alone keep busy.
-    heir: Option<Vec<Want>>,
-    /// Comes when all others are gone.
-    fresh: Vec<Want>,
-}
-
-fn casts() -> [Cast; 5] {
-    let [lock, read, write] = ["drift/lock", "drift/read", "drift/write"];
-    let pool = |count| vec![permits("drift/pool", count, 4)];
-    let [a, b, c] = ["drift/a", "drift/b", BETWEEN];
-    let one = |want: fn(&str) -> Want, key| vec![want(key)];
-    [
-        Cast {
-            name: "exclusive",
-            holder: one(exclusive, lock),
-            patient: one(exclusive, lock),
-            hasty: [(); 3].map(|()| one(exclusive, lock)),
-            heir: None,
-            fresh: one(exclusive, lock),
-        },
-        Cast {
-            name: "a writer among readers",
-            holder: one(shared, read),
-            patient: one(exclusive, read),
-            hasty: [one(shared, read), one(exclusive, read), one(shared, read)],
-            heir: None,
-            fresh: one(shared, read),
-        },
-        Cast {
-            name: "a reader among writers",
-            holder: one(exclusive, write),
-            patient: one(shared, write),
-            hasty: [one(exclusive, write), one(shared, write), one(exclusive, write)],
-            heir: None,
-            fresh: one(exclusive, write),
-        },
-        Cast {
-            name: "permits",
-            holder: pool(3),
-            patient: pool(4),
-            // One permit is free all the time, and not for them.
-            hasty: [pool(1), pool(4), pool(1)],
-            heir: None,
-            fresh: pool(3),
-        },
-        Cast {
-            name: "several keys",
-            holder: vec![exclusive(b)],
-            patient: vec![exclusive(a), exclusive(b)],
-            hasty: [
-                vec![exclusive(b), exclusive(c)],
-                vec![exclusive(a), shared(c)],
-                vec![exclusive(b), shared(c)],
-            ],
-            heir: Some(vec![exclusive(c)]),
-            fresh: vec![exclusive(c), exclusive(b), exclusive(a)],
-        },
-    ]
-}
 
 struct Stage {
     cast: Cast,
