@@ -4,41 +4,16 @@
 #[path = "support/bare.rs"]
 mod bare;
 
-use bare::{Lease, TIMEOUT_MS, command, outcome, until};
+use bare::{Lease, TIMEOUT_MS, command, exclusive, outcome, permits, shared, until};
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process;
 use leasehold_bench::wire::Wire;
-use leasehold_protocol::command::{Command, Want};
+use leasehold_protocol::command::Command;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{Mode, Number, ShardId, Token};
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{Claimed, Reply};
 use leasehold_protocol::request::{ClaimRequest, Request};
-
-const SHARED: (Mode, u32) = (Mode::SHARED, 0);
-const EXCLUSIVE: (Mode, u32) = (Mode::EXCLUSIVE, 0);
-
-fn permits(count: u32, limit: u32) -> (Mode, u32) {
-    (Mode::permits(count), limit)
-}
-
-fn acquire(
-    lease: &Lease,
-    number: u64,
-    key: &str,
-    (mode, limit): (Mode, u32),
-    (wait_ms, delay_ms): (u32, u32),
-) -> Request {
-    let want = Want { key: key.as_bytes().to_vec(), mode, limit, reentrant: false };
-    command(Command::AcquireAll {
-        caller: lease.caller(number),
-        wants: vec![want],
-        own: None,
-        value: Vec::new(),
-        wait_ms,
-        delay_ms,
-    })
-}
 
 fn granted(outcome: &Outcome) -> Grant {
     match outcome {
@@ -75,10 +50,10 @@ fn readers_writers_and_permits_through_a_follower() {
     let wire = &mut bare::connect(cluster.addresses(follower).client);
     let [a, b, c] = [(); 3].map(|()| bare::open_lease(wire, 60_000));
 
-    let first = granted(&outcome(wire, &acquire(&a, 1, "doc", SHARED, (0, 0))));
-    let second = granted(&outcome(wire, &acquire(&b, 1, "doc", SHARED, (0, 0))));
+    let first = granted(&outcome(wire, &a.acquire_all(1, &[shared("doc")], (0, 0))));
+    let second = granted(&outcome(wire, &b.acquire_all(1, &[shared("doc")], (0, 0))));
     assert!(second.token > first.token && second.floor == first.floor);
-    let waiting = outcome(wire, &acquire(&c, 1, "doc", EXCLUSIVE, (60_000, 0)));
+    let waiting = outcome(wire, &c.acquire_all(1, &[exclusive("doc")], (60_000, 0)));
     assert!(matches!(waiting, Outcome::Queued { position: 0, .. }), "{waiting:?}");
     match claim(wire, &c, 1) {
         Claimed::Waits(waits) => assert_eq!((waits.position, waits.holders.len()), (0, 2)),
@@ -103,13 +78,13 @@ fn readers_writers_and_permits_through_a_follower() {
     assert_eq!(holder.value, b"c:80");
     assert_eq!(holder.asked.map(|asked| asked.why).as_deref(), Some("drain"));
 
-    granted(&outcome(wire, &acquire(&a, 7, "pool", permits(2, 3), (0, 0))));
-    let other = refused(&outcome(wire, &acquire(&b, 4, "pool", permits(1, 4), (0, 0))));
+    granted(&outcome(wire, &a.acquire_all(7, &[permits("pool", 2, 3)], (0, 0))));
+    let other = refused(&outcome(wire, &b.acquire_all(4, &[permits("pool", 1, 4)], (0, 0))));
     assert_eq!(other, (ErrorCode::LIMIT_MISMATCH, Token(3)));
-    granted(&outcome(wire, &acquire(&b, 7, "pool", permits(1, 3), (0, 0))));
+    granted(&outcome(wire, &b.acquire_all(7, &[permits("pool", 1, 3)], (0, 0))));
     let Claimed::Holds(held) = claim(wire, &b, 7) else { panic!("it was granted") };
     assert_eq!(held.slots, [0b100]);
-    let full = refused(&outcome(wire, &acquire(&c, 7, "pool", permits(1, 3), (0, 0))));
+    let full = refused(&outcome(wire, &c.acquire_all(7, &[permits("pool", 1, 3)], (0, 0))));
     assert_eq!(full.0, ErrorCode::HELD);
     bare::assert_no_panic(&cluster);
 }
@@ -127,12 +102,13 @@ fn a_lock_delay_ends_also_under_another_leader() {
     for round in 0..2 {
         let lost = bare::open_lease(wire, 1_000);
         let key = format!("guard/{round}");
-        let grant = granted(&outcome(wire, &acquire(&lost, 1, &key, EXCLUSIVE, (0, DELAY_MS))));
+        let grant =
+            granted(&outcome(wire, &lost.acquire_all(1, &[exclusive(&key)], (0, DELAY_MS))));
         until("the delay began", || !bare::key(wire, &key).delays.is_empty());
         let delay = bare::key(wire, &key).delays.remove(0);
         assert_eq!((delay.token, delay.delay_ms), (grant.token, DELAY_MS));
         assert!(delay.remaining_ms.is_some_and(|left| left <= DELAY_MS), "{delay:?}");
-        let early = outcome(wire, &acquire(&next, number, &key, EXCLUSIVE, (0, 0)));
+        let early = outcome(wire, &next.acquire_all(number, &[exclusive(&key)], (0, 0)));
         assert_eq!(refused(&early), (ErrorCode::DELAYED, grant.token));
         if round == 1 {
             let to = cluster.ids().find(|id| *id != leader).expect("another node");
@@ -140,7 +116,7 @@ fn a_lock_delay_ends_also_under_another_leader() {
         }
         until("the delay ended", || {
             number += 3;
-            let now = outcome(wire, &acquire(&next, number, &key, EXCLUSIVE, (0, 0)));
+            let now = outcome(wire, &next.acquire_all(number, &[exclusive(&key)], (0, 0)));
             matches!(now, Outcome::Granted(after) if after.token > grant.token)
         });
         number += 3;

@@ -16,18 +16,50 @@ use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::peer::MemberEntry;
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::Request;
+use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
-use rand::{RngExt as _, SeedableRng as _};
 
-use crate::bare::{self, Lease, Patient as _, scaled};
+use crate::answers::nothing_more;
+use crate::bare::{self, Patient as _, scaled};
+use crate::draw::Draw;
 
 const TTL_MS: u32 = 600_000;
-const SESSIONS: usize = 3;
-const KEYS: usize = 3;
+const SESSIONS: usize = 6;
+
+/// What must have come up, by request and outcome.
+const EFFECTS: [&str; 27] = [
+    "exclusive Granted",
+    "exclusive Queued",
+    "exclusive Cancelled",
+    "exclusive already_held",
+    "exclusive already_queued",
+    "shared Granted",
+    "shared Queued",
+    "shared Cancelled",
+    "permits Granted",
+    "permits Queued",
+    "permits Cancelled",
+    "permits held",
+    "permits limit_mismatch",
+    "permits permits_above_limit",
+    "several Granted",
+    "several Queued",
+    "several Cancelled",
+    "several held",
+    "release Released",
+    "release not_owner",
+    "release all Released",
+    "downgrade Changed",
+    "upgrade Granted",
+    "upgrade upgrade_conflict",
+    "limit Changed",
+    "cancel Cancelled",
+    "cancel Released",
+];
 
 /// The state machine with what it has said about each request.
-struct Oracle {
-    state: State,
+pub(crate) struct Oracle {
+    pub(crate) state: State,
     /// Waiting acquires by lease and number.
     waits: BTreeMap<(LeaseId, Number), RequestId>,
     expected: BTreeMap<RequestId, Vec<Outcome>>,
@@ -45,7 +77,9 @@ impl Oracle {
         let mut events = Vec::new();
         let outcome = self.state.apply(0, command, &mut events);
         self.expected.entry(id).or_default().push(outcome);
-        if let (Outcome::Queued { .. }, Command::Acquire { caller, .. }) = (&outcome, command) {
+        if let Outcome::Queued { .. } = outcome
+            && let Command::Acquire { caller, .. } | Command::AcquireAll { caller, .. } = command
+        {
             self.waits.insert((caller.lease, caller.number), id);
         }
         for event in events {
@@ -58,13 +92,8 @@ impl Oracle {
         outcome
     }
 
-    fn holder(&self, key: &str) -> Option<(LeaseId, Token)> {
-        let info = self.state.key_info(key.as_bytes());
-        info.holders.first().map(|holder| (holder.lease, holder.token))
-    }
-
     /// The number of this lease's wait for any key, if it has one.
-    fn wait_of(&self, lease: LeaseId) -> Option<Number> {
+    pub(crate) fn wait_of(&self, lease: LeaseId) -> Option<Number> {
         self.waits.keys().find(|(waiting, _)| *waiting == lease).map(|(_, number)| *number)
     }
 }
@@ -88,33 +117,8 @@ fn command_of(request: &Request) -> &Command {
     }
 }
 
-/// Something that makes sense now, or that must be refused.
-fn draw(rng: &mut SmallRng, oracle: &Oracle, leases: &[Lease], next: &mut u64) -> Request {
-    let lease = &leases[rng.random_range(0..leases.len())];
-    let key = format!("piped/{}", rng.random_range(0..KEYS));
-    let number = *next;
-    *next += 3;
-    match rng.random_range(0..10) {
-        0..=3 => lease.acquire(number, &key, u32::MAX),
-        4..=5 => lease.acquire(number, &key, 0),
-        6..=8 => match oracle.holder(&key) {
-            // The holder's release, or one that takes its token for its own.
-            Some((holder, token)) => {
-                let holder = leases.iter().find(|lease| lease.id == holder).unwrap_or(lease);
-                let caller = if rng.random_ratio(5, 6) { holder } else { lease };
-                caller.release(number, &key, token)
-            }
-            None => lease.release(number, &key, Token(1)),
-        },
-        _ => match oracle.wait_of(lease.id) {
-            Some(number) => lease.cancel(number.0 + 1),
-            None => lease.acquire(number, &key, u32::MAX),
-        },
-    }
-}
-
-/// B42, B37: hundreds of requests at once on one connection, several of the same session for the
-/// same key: each answer is its own request's, to the letter.
+/// B42, B37: hundreds of requests at once on one connection, of all modes, of several keys, several of
+/// the same session for the same key: each answer is its own request's, to the letter.
 #[test]
 fn every_answer_on_a_crowded_connection_is_its_own_requests() {
     const REQUESTS: usize = 300;
@@ -123,7 +127,6 @@ fn every_answer_on_a_crowded_connection_is_its_own_requests() {
     let cluster = Cluster::start(bare::calm()).expect("a cluster");
     let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
     let mut wire = bare::connect(cluster.addresses(leader).client);
-    let mut rng = SmallRng::seed_from_u64(42);
 
     let founded = Command::Member(MemberCommand::Found(founders(&mut wire)));
     // The first commands of this shard tell where its tokens start.
@@ -148,49 +151,62 @@ fn every_answer_on_a_crowded_connection_is_its_own_requests() {
         leases.push(bare::opened(&reply, secret));
     }
 
-    let mut next: u64 = 4;
+    let mut draw = Draw { rng: SmallRng::seed_from_u64(42), leases, next: 4 };
     let mut kinds = BTreeMap::<String, usize>::new();
+    let (mut names, mut queued) = (BTreeMap::new(), 0);
     for _ in 0..rounds {
         oracle.expected.clear();
-        for lease in &mut leases {
+        let seen = draw.next.saturating_sub(3_000);
+        for lease in &mut draw.leases {
             // As a client that has not seen all answers yet.
-            lease.floor = next.saturating_sub(3_000);
+            lease.floor = seen;
         }
         for _ in 0..REQUESTS {
-            let request = draw(&mut rng, &oracle, &leases, &mut next);
+            let (name, request) = draw.request(&oracle);
             let id = wire.send_patiently(&request);
+            names.insert(id, name);
             oracle.apply(id, command_of(&request));
         }
-        check(&mut wire, &oracle.expected, &mut kinds);
+        queued += check(&mut wire, &oracle.expected);
+        for (id, outcomes) in &oracle.expected {
+            for outcome in outcomes {
+                *kinds.entry(format!("{} {}", names[id], name_of(outcome))).or_default() += 1;
+            }
+        }
     }
-    println!("{} requests in {rounds} rounds: {kinds:?}", rounds * REQUESTS);
-    for kind in ["Granted", "Queued", "Released", "Cancelled", "already_held", "already_queued"] {
-        assert!(kinds.contains_key(kind), "INVALID: {kind} never came up");
+    nothing_more(&mut wire, "base");
+    println!(
+        "{} requests in {rounds} rounds, {queued} told that they wait: {kinds:?}",
+        rounds * REQUESTS
+    );
+    assert!(queued > 0, "INVALID: no answer was an interim one");
+    for effect in EFFECTS {
+        assert!(kinds.contains_key(effect), "INVALID: {effect} never came up");
+    }
+}
+
+fn name_of(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Refused { code, .. } => code.name().to_owned(),
+        outcome => format!("{outcome:?}").split(['(', ' ']).next().unwrap_or("").to_owned(),
     }
 }
 
 /// Takes all answers and compares them. Where a wait has ended in the very step of the log in
-/// which it began, its end alone may be told.
-fn check(
-    wire: &mut Wire,
-    expected: &BTreeMap<RequestId, Vec<Outcome>>,
-    kinds: &mut BTreeMap<String, usize>,
-) {
+/// which it began, its end alone may be told. Returns how many were told that they wait.
+fn check(wire: &mut Wire, expected: &BTreeMap<RequestId, Vec<Outcome>>) -> usize {
+    let queued = |outcome: &Outcome| matches!(outcome, Outcome::Queued { .. });
     let mut got = BTreeMap::<RequestId, Vec<Outcome>>::new();
     let mut left: BTreeSet<RequestId> = expected.keys().copied().collect();
     while !left.is_empty() {
         let answer = wire.recv(Deadline::after(PATIENCE)).expect("connected");
         let Some((id, reply)) = answer else { panic!("no answer to {left:?}") };
         let Reply::Outcome(reply) = reply else { panic!("no outcome: {reply:?}") };
-        let kind = match reply.outcome {
-            Outcome::Refused { code, .. } => code.name().to_owned(),
-            outcome => format!("{outcome:?}").split(['(', ' ']).next().unwrap_or("").to_owned(),
-        };
-        *kinds.entry(kind).or_default() += 1;
+        let foretold = expected.get(&id).is_some_and(|all| all.contains(&reply.outcome));
+        assert!(foretold, "{id:?} was told {:?}, not of {:?}", reply.outcome, expected.get(&id));
         let outcomes = got.entry(id).or_default();
         outcomes.push(reply.outcome);
         let last = expected.get(&id).and_then(|all| all.last());
-        let queued = |outcome: &Outcome| matches!(outcome, Outcome::Queued { .. });
         if !queued(&reply.outcome) || last.is_none_or(queued) {
             assert!(left.remove(&id), "answered again: {id:?} {outcomes:?}");
         }
@@ -199,4 +215,5 @@ fn check(
         let told = &got[id];
         assert!(told == outcomes || told[..] == outcomes[outcomes.len() - 1..], "{id:?}");
     }
+    got.values().flatten().filter(|outcome| queued(outcome)).count()
 }

@@ -7,125 +7,16 @@ use leasehold_bench::clock::{Deadline, now_ns, to_ms};
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process;
 use leasehold_bench::wire::Wire;
-use leasehold_protocol::ids::{RequestId, Token};
-use leasehold_protocol::outcome::{Grant, Outcome};
+use leasehold_protocol::ids::Token;
+use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::Reply;
-use leasehold_protocol::request::{Freshness, Request};
+use leasehold_protocol::request::Request;
 
-use crate::bare::{self, LIMIT, Lease, Patient as _, scaled, until};
-
-/// No limit.
-const FOR_EVER: u32 = u32::MAX;
-/// For leases that nobody renews and that must not end.
-const LONG_TTL_MS: u32 = 600_000;
-
-/// The next answer on a connection, an outcome.
-fn next(wire: &mut Wire) -> (RequestId, Outcome) {
-    match wire.recv(Deadline::after(PATIENCE)).expect("connected").expect("an answer") {
-        (id, Reply::Outcome(reply)) => (id, reply.outcome),
-        (_, reply) => panic!("no outcome: {reply:?}"),
-    }
-}
-
-/// Sends an acquire that has to wait and returns its id once it is queued, and its place.
-fn enqueue(wire: &mut Wire, lease: &Lease, number: u64, key: &str) -> (RequestId, u32) {
-    let id = wire.send_patiently(&lease.acquire(number, key, FOR_EVER));
-    match next(wire) {
-        (other, Outcome::Queued { position, .. }) if other == id => (id, position),
-        other => panic!("not queued: {other:?}"),
-    }
-}
-
-fn granted(outcome: Outcome) -> Grant {
-    match outcome {
-        Outcome::Granted(grant) => grant,
-        outcome => panic!("no grant: {outcome:?}"),
-    }
-}
-
-fn renew(wire: &mut Wire, lease: &Lease) {
-    match bare::call(wire, &lease.renew()) {
-        Reply::Renewed(reply) => assert_eq!(reply.results[0].error, None, "{reply:?}"),
-        reply => panic!("not renewed: {reply:?}"),
-    }
-}
-
-/// B30, B32: waits that run out again and again behind a patient waiter neither shift what comes
-/// after them nor make it forgotten, and when all fall silent the key is free with their leases.
-#[test]
-fn waits_that_run_out_delay_nobody_and_a_patient_one_is_not_forgotten() {
-    const KEY: &str = "drift";
-    const TTL_MS: u32 = 5_000;
-    const WAIT_MS: u32 = 200;
-    let rounds = scaled(15, 3_000);
-    let _alone = process::alone();
-    let cluster = Cluster::start(bare::calm()).expect("a cluster");
-    let leader = cluster.wait_leader(0, PATIENCE).expect("a leader");
-    let mut wire = bare::connect(cluster.addresses(leader).client);
-    let [holder, patient] = [(); 2].map(|()| bare::open_lease(&mut wire, TTL_MS));
-    let mut hasty = [(); 3].map(|()| bare::open_lease(&mut wire, TTL_MS));
-    let first = bare::grant(&mut wire, &holder, 1, KEY);
-    let (waiting, place) = enqueue(&mut wire, &patient, 1, KEY);
-    assert_eq!(place, 0);
-
-    for round in 0..rounds {
-        let number = 1 + 3 * round;
-        for lease in &mut hasty {
-            lease.floor = number - 1;
-            wire.send_patiently(&lease.acquire(number, KEY, WAIT_MS));
-        }
-        let mut over = 0;
-        while over < hasty.len() {
-            match next(&mut wire) {
-                (_, Outcome::Queued { position, .. }) => assert!(position >= 1, "it passed"),
-                (_, Outcome::TimedOut { .. }) => over += 1,
-                other => panic!("neither queued nor timed out: {other:?}"),
-            }
-        }
-        // Anything but their answers would be an error here: nobody is granted meanwhile.
-        for lease in [&holder, &patient].into_iter().chain(&hasty) {
-            renew(&mut wire, lease);
-        }
-    }
-    let info = bare::key(&mut wire, KEY);
-    assert_eq!((info.waiters_total, info.waiters[0].lease), (1, patient.id), "{info:?}");
-    wire.send_patiently(&holder.release(3, KEY, first.token));
-    let (mut released, mut second) = (false, None);
-    while !released || second.is_none() {
-        match next(&mut wire) {
-            (_, Outcome::Released { .. }) => released = true,
-            (id, outcome) if id == waiting => second = Some(granted(outcome)),
-            other => panic!("somebody else's: {other:?}"),
-        }
-    }
-    let second = second.expect("just seen");
-    assert!(second.token > first.token);
-
-    // All fall silent, with some of them waiting for a little while yet.
-    for lease in &hasty {
-        wire.send_patiently(&lease.acquire(1 + 3 * rounds, KEY, WAIT_MS));
-    }
-    drop(wire);
-    let silent_ns = now_ns();
-    let mut wire = bare::connect(cluster.addresses(leader).client);
-    until("the queue is empty", || bare::key(&mut wire, KEY).waiters_total == 0);
-    let fresh = bare::open_lease(&mut wire, LONG_TTL_MS);
-    let id = wire.send_patiently(&fresh.acquire(1, KEY, FOR_EVER));
-    let third = loop {
-        match next(&mut wire) {
-            // The last words of the silent ones may be read only now, so its place is not judged.
-            (_, Outcome::Queued { .. }) => {}
-            (other, outcome) if other == id => break granted(outcome),
-            other => panic!("somebody else's: {other:?}"),
-        }
-    };
-    assert!(third.token > second.token);
-    println!(
-        "{} waits ran out; a fresh client was granted {:.0} ms after the last word of a holder with a TTL of {TTL_MS} ms",
-        3 * rounds,
-        to_ms(now_ns() - silent_ns)
-    );
-}
+use crate::answers::{
+    AT_ONCE, FOR_EVER, LONG_TTL_MS, enqueue, granted, next, nothing_more, open_many, renew_all,
+    take,
+};
+use crate::bare::{self, Lease, Patient as _, scaled};
 
 /// One of the waits on one of the keys of silent holders.
 #[derive(Debug, Default)]
@@ -240,9 +131,6 @@ fn silent_holders(
     waits
 }
 
-/// Requests on their way at a time.
-const AT_ONCE: usize = 500;
-
 /// User and system time of a node so far.
 fn cpu(cluster: &Cluster, id: u64) -> Duration {
     let pid = cluster.pid(id).expect("it runs");
@@ -292,20 +180,14 @@ fn hand_over(cluster: &Cluster, leader: u64, wire: &mut Wire, crowd: usize) {
     let mut took_ms = Vec::new();
     for (index, id) in ids.iter().enumerate().take(100) {
         let from_ns = now_ns();
-        wire.send_patiently(&leases[index].release(3, &key, held.token));
-        // Exactly two answers, in either order...
-        let answers = BTreeMap::from([next(wire), next(wire)]);
+        let release = wire.send_patiently(&leases[index].release(3, &key, held.token));
+        let answers = take(wire, &[release, *id]);
         took_ms.push((now_ns() - from_ns) as f64 / 1e6);
-        let grant = granted(*answers.get(id).expect("the next one is granted"));
-        assert!(answers.values().any(|outcome| matches!(outcome, Outcome::Released { .. })));
+        assert!(matches!(answers[&release], Outcome::Released { .. }), "{answers:?}");
+        let grant = granted(answers[id]);
         assert!(grant.token > held.token);
         held = grant;
-        // ... and none before that of a later request.
-        let read = wire.send_patiently(&bare::get(&key, Freshness::Linearizable));
-        let answer = wire.recv(Deadline::after(LIMIT)).expect("connected").expect("an answer");
-        assert_eq!(answer.0, read, "a further frame: {:?}", answer.1);
-        let Reply::Keys(reply) = answer.1 else { panic!("not a key") };
-        assert_eq!(reply.keys[0].waiters_total as usize, crowd - index - 1);
+        assert_eq!(nothing_more(wire, &key).waiters_total as usize, crowd - index - 1);
     }
     took_ms.sort_by(f64::total_cmp);
     println!(
@@ -314,24 +196,6 @@ fn hand_over(cluster: &Cluster, leader: u64, wire: &mut Wire, crowd: usize) {
         took_ms[took_ms.len() - 1],
         took_ms.len()
     );
-}
-
-fn open_many(wire: &mut Wire, count: usize) -> Vec<Lease> {
-    let mut leases = Vec::new();
-    // Some at a time, as much as a node takes without calling itself busy.
-    while leases.len() < count {
-        let mut secrets = BTreeMap::new();
-        for _ in 0..(count - leases.len()).min(AT_ONCE) {
-            let (secret, request) = bare::open(LONG_TTL_MS);
-            secrets.insert(wire.send_patiently(&request), secret);
-        }
-        for _ in 0..secrets.len() {
-            let answer = wire.recv(Deadline::after(PATIENCE)).expect("connected");
-            let (id, reply) = answer.expect("an answer");
-            leases.push(bare::opened(&reply, secrets[&id]));
-        }
-    }
-    leases
 }
 
 fn force(key: &str, token: Token) -> Request {
@@ -353,7 +217,7 @@ fn a_token_stays_with_its_hold_and_a_regained_lock_has_a_larger_one() {
     let [mut lead, mut rival] = [(); 2].map(|()| bare::open_lease(&mut wire, LONG_TTL_MS));
     let mut held = bare::grant(&mut wire, &lead, 1, KEY);
     for _ in 0..100 {
-        renew(&mut wire, &lead);
+        renew_all(&mut wire, &[lead]);
     }
     match bare::outcome(&mut wire, &lead.acquire(4, KEY, 0)) {
         Outcome::Refused {

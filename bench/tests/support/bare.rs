@@ -10,15 +10,15 @@ use leasehold_bench::clock::Deadline;
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::wire::Wire;
 use leasehold_bench::{process, random};
-use leasehold_protocol::command::{Caller, Command};
+use leasehold_protocol::command::{Caller, Command, Want};
 use leasehold_protocol::ids::{
     HoldSetVersion, LeaseId, Mode, NodeId, Number, RequestId, Secret, ShardId, Token,
 };
 use leasehold_protocol::outcome::{Grant, Outcome};
 use leasehold_protocol::reply::{KeyInfo, KeysReply, Reply, SessionInfo, ShardStatus};
 use leasehold_protocol::request::{
-    CommandRequest, Freshness, GetRequest, HoldsRequest, RenewItem, RenewRequest, Request,
-    SessionsRequest, TransferRequest,
+    CommandRequest, Freshness, GetRequest, HoldsRequest, ListRequest, RenewItem, RenewRequest,
+    Request, SessionsRequest, TransferRequest,
 };
 
 /// Time-out that requests state.
@@ -104,12 +104,35 @@ impl Lease {
         })
     }
 
+    /// With a mode, of several keys at once, or with a lock-delay: how long it waits, and how long
+    /// its place stays taken after its loss.
+    pub(crate) fn acquire_all(
+        &self,
+        number: u64,
+        wants: &[Want],
+        (wait_ms, delay_ms): (u32, u32),
+    ) -> Request {
+        let (caller, wants, value) = (self.caller(number), wants.to_vec(), Vec::new());
+        command(Command::AcquireAll { caller, wants, own: None, value, wait_ms, delay_ms })
+    }
+
+    pub(crate) fn convert(&self, number: u64, key: &str, token: Token, mode: Mode) -> Request {
+        let (caller, key) = (self.caller(number), key.as_bytes().to_vec());
+        command(Command::Convert { caller, key, token, mode })
+    }
+
     pub(crate) fn release(&self, number: u64, key: &str, token: Token) -> Request {
         command(Command::Release {
             caller: self.caller(number),
             key: key.as_bytes().to_vec(),
             token,
         })
+    }
+
+    /// Whatever the acquire of that number still holds.
+    pub(crate) fn release_all(&self, number: u64, acquire: u64) -> Request {
+        let (caller, acquire) = (self.caller(number), Number(acquire));
+        command(Command::ReleaseAll { caller, acquire })
     }
 
     /// Of the acquire before this number.
@@ -122,15 +145,40 @@ impl Lease {
     }
 
     pub(crate) fn renew(&self) -> Request {
-        let version = HoldSetVersion(0);
-        let items = vec![RenewItem { lease: self.id, secret: self.secret, version }];
-        Request::Renew(RenewRequest { shard: SHARD, timeout_ms: TIMEOUT_MS, items })
+        renewal(&[*self])
     }
 
     pub(crate) fn holds(&self) -> Request {
         let (lease, secret) = (self.id, self.secret);
         Request::Holds(HoldsRequest { shard: SHARD, lease, secret, timeout_ms: TIMEOUT_MS })
     }
+}
+
+/// One renewal of some leases.
+pub(crate) fn renewal(leases: &[Lease]) -> Request {
+    let version = HoldSetVersion(0);
+    let item = |lease: &Lease| RenewItem { lease: lease.id, secret: lease.secret, version };
+    let items = leases.iter().map(item).collect();
+    Request::Renew(RenewRequest { shard: SHARD, timeout_ms: TIMEOUT_MS, items })
+}
+
+fn want(key: &str, mode: Mode, limit: u32) -> Want {
+    Want { key: key.as_bytes().to_vec(), mode, limit, reentrant: false }
+}
+
+/// A key to be held alone.
+pub(crate) fn exclusive(key: &str) -> Want {
+    want(key, Mode::EXCLUSIVE, 0)
+}
+
+/// A key to be held together with others.
+pub(crate) fn shared(key: &str) -> Want {
+    want(key, Mode::SHARED, 0)
+}
+
+/// So many permits of a semaphore that has `limit`.
+pub(crate) fn permits(key: &str, count: u32, limit: u32) -> Want {
+    want(key, Mode::permits(count), limit)
 }
 
 /// A request for a lease, and its secret.
@@ -143,6 +191,13 @@ pub(crate) fn open(ttl_ms: u32) -> (Secret, Request) {
 /// A read of a key.
 pub(crate) fn get(key: &str, freshness: Freshness) -> Request {
     Request::Get(GetRequest { key: key.as_bytes().to_vec(), freshness, timeout_ms: TIMEOUT_MS })
+}
+
+/// The first page of keys that are held or waited for.
+pub(crate) fn list(prefix: &str) -> Request {
+    let (prefix, after, limit) = (prefix.as_bytes().to_vec(), Vec::new(), 256);
+    let (freshness, timeout_ms) = (Freshness::Linearizable, TIMEOUT_MS);
+    Request::List(ListRequest { shard: SHARD, prefix, after, limit, freshness, timeout_ms })
 }
 
 /// The first page of leases.
