@@ -21,8 +21,8 @@ pub enum Observed {
     NoQuorum,
 }
 
-/// The leaders of an election, from the present one on. A candidate whose end was committed is
-/// never told, nor a leader whose end came in the same step as its election.
+/// The leaders of an election, from the present one on. A candidate whose end has arrived here is
+/// not told any more: of changes that came together, the last is.
 ///
 /// Dropping it ends it. After the loss of connections and nodes it goes on; what it missed
 /// meanwhile and cannot be told any more is left out, but never the present leader.
@@ -42,7 +42,12 @@ impl Observation {
     pub async fn next(&mut self) -> Result<Observed, CallError> {
         loop {
             let item = self.watch.next().await?;
-            if let Some(news) = self.view.take(item) {
+            self.view.take(item);
+            // The end of a leader may be here already.
+            while let Some(item) = self.watch.next_at_hand() {
+                self.view.take(item);
+            }
+            if let Some(news) = self.view.news() {
                 return Ok(news);
             }
         }
@@ -65,7 +70,7 @@ impl View {
         Self { known: false, leader: None, told: None, quorum: true }
     }
 
-    fn take(&mut self, item: WatchItem) -> Option<Observed> {
+    fn take(&mut self, item: WatchItem) {
         match item {
             WatchItem::State { keys, .. } => {
                 self.known = true;
@@ -80,6 +85,10 @@ impl View {
             WatchItem::Quorum => self.quorum = true,
             WatchItem::Progress { .. } => {}
         }
+    }
+
+    /// What is to be told, unless it was.
+    fn news(&mut self) -> Option<Observed> {
         let news = match &self.leader {
             _ if !self.quorum => Observed::NoQuorum,
             _ if !self.known => return None,
@@ -119,6 +128,14 @@ mod tests {
 
     use super::*;
 
+    impl View {
+        /// What is told of one item that came alone.
+        fn tell(&mut self, item: WatchItem) -> Option<Observed> {
+            self.take(item);
+            self.news()
+        }
+    }
+
     fn change(kinds: Vec<EventKind>) -> WatchItem {
         let revision = Revision(9);
         let event = |kind| {
@@ -154,41 +171,53 @@ mod tests {
     #[test]
     fn a_hand_over_is_one_change_and_a_leader_that_ended_at_once_is_never_told() {
         let mut view = View::new();
-        assert_eq!(view.take(state(Vec::new())), Some(Observed::Vacant));
-        assert_eq!(token(view.take(change(vec![granted(1)]))), Some(1));
-        assert_eq!(token(view.take(change(vec![ended(1), granted(2)]))), Some(2));
+        assert_eq!(view.tell(state(Vec::new())), Some(Observed::Vacant));
+        assert_eq!(token(view.tell(change(vec![granted(1)]))), Some(1));
+        assert_eq!(token(view.tell(change(vec![ended(1), granted(2)]))), Some(2));
         assert_eq!(
-            token(view.take(change(vec![ended(2), granted(3), ended(3), granted(4)]))),
+            token(view.tell(change(vec![ended(2), granted(3), ended(3), granted(4)]))),
             Some(4)
         );
-        assert_eq!(view.take(change(vec![ended(2)])), None, "not the present one");
-        assert_eq!(view.take(change(vec![ended(4)])), Some(Observed::Vacant));
+        assert_eq!(view.tell(change(vec![ended(2)])), None, "not the present one");
+        assert_eq!(view.tell(change(vec![ended(4)])), Some(Observed::Vacant));
+    }
+
+    #[test]
+    fn a_leader_whose_end_came_with_its_election_is_never_told() {
+        let mut view = View::new();
+        view.tell(state(Vec::new()));
+        // Two revisions, which came in one frame.
+        view.take(change(vec![granted(1)]));
+        assert_eq!(view.tell(change(vec![ended(1)])), None, "nobody led before, nor does now");
+        view.take(change(vec![granted(2)]));
+        view.take(change(vec![ended(2)]));
+        assert_eq!(token(view.tell(change(vec![granted(3)]))), Some(3));
     }
 
     #[test]
     fn another_value_is_a_change_and_the_same_state_is_none() {
         let mut view = View::new();
-        view.take(state(Vec::new()));
-        view.take(change(vec![granted(1)]));
+        view.tell(state(Vec::new()));
+        view.tell(change(vec![granted(1)]));
         let (key, lease, token, value) = (b"e".to_vec(), LeaseId(1), Token(1), b"new".to_vec());
         let proclaimed = EventKind::ValueChanged { key, lease, token, value };
-        let Some(Observed::Leader(leader)) = view.take(change(vec![proclaimed.clone()])) else {
+        let Some(Observed::Leader(leader)) = view.tell(change(vec![proclaimed.clone()])) else {
             panic!("told");
         };
         assert_eq!((leader.value.as_slice(), leader.label.as_str()), (b"new".as_slice(), "who"));
-        assert_eq!(view.take(change(vec![proclaimed])), None);
-        assert_eq!(view.take(state(Vec::new())), Some(Observed::Vacant), "after a gap");
+        assert_eq!(view.tell(change(vec![proclaimed])), None);
+        assert_eq!(view.tell(state(Vec::new())), Some(Observed::Vacant), "after a gap");
     }
 
     #[test]
     fn what_is_not_known_is_told_once_and_so_is_what_is_known_again() {
         let mut view = View::new();
-        assert_eq!(view.take(WatchItem::NoQuorum), Some(Observed::NoQuorum));
-        assert_eq!(view.take(WatchItem::NoQuorum), None);
-        assert_eq!(view.take(state(Vec::new())), None);
-        assert_eq!(view.take(change(vec![granted(1)])), None, "it may be late");
-        assert_eq!(token(view.take(WatchItem::Quorum)), Some(1));
-        assert_eq!(view.take(WatchItem::NoQuorum), Some(Observed::NoQuorum));
-        assert_eq!(token(view.take(WatchItem::Quorum)), Some(1), "told again");
+        assert_eq!(view.tell(WatchItem::NoQuorum), Some(Observed::NoQuorum));
+        assert_eq!(view.tell(WatchItem::NoQuorum), None);
+        assert_eq!(view.tell(state(Vec::new())), None);
+        assert_eq!(view.tell(change(vec![granted(1)])), None, "it may be late");
+        assert_eq!(token(view.tell(WatchItem::Quorum)), Some(1));
+        assert_eq!(view.tell(WatchItem::NoQuorum), Some(Observed::NoQuorum));
+        assert_eq!(token(view.tell(WatchItem::Quorum)), Some(1), "told again");
     }
 }

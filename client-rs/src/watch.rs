@@ -168,6 +168,12 @@ impl Watch {
         }
     }
 
+    /// The next item, if it has arrived; an error is left for `next`.
+    pub(crate) fn next_at_hand(&mut self) -> Option<WatchItem> {
+        let taken = self.client.shared.enter(|inner, now| inner.core.take_item(now, self.id));
+        Some(self.took(taken?.ok()?))
+    }
+
     fn took(&mut self, item: Item) -> WatchItem {
         match item {
             Item::Change { shard, revision, events } => {

@@ -99,8 +99,8 @@ struct Feed {
     from: WatchFrom,
     /// Events of a revision that goes on in the next frame, and of those before it.
     partial: Vec<WatchEvent>,
-    /// An answer to the present attempt came.
-    attached: bool,
+    /// Since when no attempt has had an answer; `None` from the present one's first answer on.
+    silent_since: Option<BootTime>,
     /// The node, or the lack of one, said that what comes may be late.
     uncertain: bool,
 }
@@ -146,8 +146,8 @@ impl Core {
         for shard in shards {
             let from = self.first_from(shard, begin)?;
             let (exchange, partial) = (None, Vec::new());
-            feeds
-                .insert(shard, Feed { exchange, from, partial, attached: false, uncertain: false });
+            let silent_since = Some(self.now);
+            feeds.insert(shard, Feed { exchange, from, partial, silent_since, uncertain: false });
         }
         let id = WatchId(self.fresh());
         let (queue, queue_bytes, failed) = (VecDeque::new(), 0, None);
@@ -222,9 +222,10 @@ impl Core {
         // Any node serves it, and none is in a hurry for it.
         let exchange = Exchange::new(owner, None, Lane::Watch, BootTime::NEVER);
         let exchange = self.enter_exchange(exchange);
+        let now = self.now;
         if let Some(feed) = self.feed_of(id, shard) {
             feed.exchange = Some(exchange);
-            feed.attached = false;
+            feed.silent_since.get_or_insert(now);
             feed.partial.clear();
         }
         self.begin_exchange(exchange);
@@ -236,8 +237,9 @@ impl Core {
 
     /// The connection of a feed's attempt broke.
     pub(super) fn feed_detached(&mut self, id: WatchId, shard: ShardId) {
+        let now = self.now;
         if let Some(feed) = self.feed_of(id, shard) {
-            feed.attached = false;
+            feed.silent_since.get_or_insert(now);
             feed.partial.clear();
         }
     }
@@ -245,7 +247,9 @@ impl Core {
     fn stop_feeds(&mut self, id: WatchId) {
         let Some(watch) = self.watches.get_mut(&id) else { return };
         let feeds = watch.feeds.values_mut();
-        let running: Vec<ExchangeId> = feeds.filter_map(|feed| feed.exchange.take()).collect();
+        // Nobody is asked from here on, so no silence counts.
+        let stopped = feeds.map(|feed| (feed.silent_since.take(), feed.exchange.take()).1);
+        let running: Vec<ExchangeId> = stopped.flatten().collect();
         for exchange in running {
             self.stop_feed(exchange);
         }
@@ -303,7 +307,7 @@ impl Core {
         found.settle_in(conn);
         self.timers.cancel(Timer::Exchange(exchange));
         if let Some(feed) = self.feed_of(id, shard) {
-            feed.attached = true;
+            feed.silent_since = None;
         }
         match reply {
             Reply::WatchEvents(events) => self.take_events(id, shard, events),
@@ -375,9 +379,10 @@ impl Core {
         let owner = Owner::Watch(id, shard);
         let exchange = Exchange::new(owner, None, Lane::Watch, BootTime::NEVER).avoiding(avoid);
         let exchange = self.enter_exchange(exchange);
+        let now = self.now;
         if let Some(feed) = self.feed_of(id, shard) {
             feed.exchange = Some(exchange);
-            feed.attached = false;
+            feed.silent_since.get_or_insert(now);
             feed.partial.clear();
         }
         self.set_state(exchange, State::Resting, self.now.after(MOVE_PAUSE));
@@ -451,16 +456,22 @@ impl Core {
         }
     }
 
-    /// A watch that no node answers is as uncertain as one whose node is.
+    /// A watch that no node has answered for a while is as uncertain as one whose node is.
     pub(super) fn watch_due(&mut self, id: WatchId) {
+        let mut next = self.now.after(SILENT_MAX);
         let Some(watch) = self.watches.get_mut(&id) else { return };
-        if !watch.paused {
-            for feed in watch.feeds.values_mut() {
-                feed.uncertain |= !feed.attached;
+        for feed in watch.feeds.values_mut() {
+            let Some(end) = feed.silent_since.map(|since| since.after(SILENT_MAX)) else {
+                continue;
+            };
+            if end <= self.now {
+                feed.uncertain = true;
+            } else {
+                next = next.min(end);
             }
         }
         self.tell_quorum(id);
-        self.timers.set(Timer::Watch(id), self.now.after(SILENT_MAX));
+        self.timers.set(Timer::Watch(id), next);
     }
 }
 

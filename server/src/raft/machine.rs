@@ -10,7 +10,9 @@ use std::rc::Rc;
 
 use futures_util::{Stream, StreamExt};
 use leasehold_core::{Batch, State};
+use leasehold_protocol::command::Command;
 use leasehold_protocol::event::Event;
+use leasehold_protocol::outcome::Outcome;
 use openraft::EntryPayload;
 use openraft::storage::{EntryResponder, RaftStateMachine};
 use openraft::type_config::TypeConfigExt;
@@ -28,9 +30,11 @@ const COMMANDS_PER_TURN: usize = 1024;
 /// Learns what happened to the state, in the step in which it happened. Must not borrow the state
 /// mutably and should return soon.
 pub trait ApplySink: 'static {
-    /// So many commands were applied; said before `applied`.
+    /// So many commands are applied in one go; said before `applied`.
     fn counted(&self, _commands: usize) {}
-    /// Commands were applied; `events` are theirs, in order.
+    /// One command was applied, and the state is what it left; `events` are its own. Not told of
+    /// several at once: an event is told with what was so then (a hold's value, a session's label),
+    /// which the next command may change.
     fn applied(&self, state: &State, events: &[Event]);
     /// A snapshot replaced the state: whatever happened in between is in it and in no event.
     fn installed(&self, state: &State);
@@ -135,13 +139,18 @@ impl<E: Env> Machine<E> {
             self.progress.not_understood.replace(Some(text.clone()));
             io::Error::new(io::ErrorKind::InvalidData, text)
         })?;
-        self.events.clear();
-        let mut state = self.state.borrow_mut();
+        self.sink.counted(batch.commands.len());
         let commands = batch.commands.iter();
-        let outcomes =
-            commands.map(|command| state.apply(batch.wall_ms, command, &mut self.events)).collect();
+        let outcomes = commands.map(|command| self.apply_command(batch.wall_ms, command)).collect();
         self.progress.applied(data.bytes().len());
         Ok(Applied(outcomes))
+    }
+
+    fn apply_command(&mut self, wall_ms: u64, command: &Command) -> Outcome {
+        self.events.clear();
+        let outcome = self.state.borrow_mut().apply(wall_ms, command, &mut self.events);
+        self.sink.applied(&self.state.borrow(), &self.events);
+        outcome
     }
 }
 
@@ -163,13 +172,8 @@ impl<E: Env> RaftStateMachine<RaftTypes<E>> for Machine<E> {
             let at = entry.log_id;
             let applied = self.apply_entry(entry)?;
             turn += applied.0.len();
-            let commands = applied.0.len();
             if let Some(responder) = responder {
                 responder.send(applied);
-            }
-            if commands > 0 {
-                self.sink.counted(commands);
-                self.sink.applied(&self.state.borrow(), &self.events);
             }
             self.rounds.applied(&at);
             if turn >= COMMANDS_PER_TURN {
