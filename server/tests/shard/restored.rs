@@ -184,3 +184,16 @@ fn a_backup_that_is_not_read_ends_and_there_are_few_at_once() {
         part(&service, leader, 0, 0).await;
     });
 }
+
+#[test]
+fn a_leader_that_was_deposed_gives_out_no_backup() {
+    run(64, async {
+        let service = Service::start(3, |_| {}).await;
+        let (old, _) = service.cluster.leader().await;
+        service.isolate(old);
+        let (new, _) = service.cluster.leader_but(old).await;
+        service.open(new).await;
+        assert!(service.cluster.group(old).leadership().is_some(), "INVALID: it knows already");
+        assert_eq!(refusal(&service, old, 0, 0).await, ErrorCode::NO_QUORUM);
+    });
+}
