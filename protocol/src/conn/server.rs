@@ -209,7 +209,7 @@ impl ServerConn {
             );
             return Err(ErrorReply::new(ErrorCode::UNSUPPORTED_VERSION, message));
         }
-        // Planted (identity): a client of another cluster is let in, with holds that are not known here.
+        // Planted (identity): a client of another cluster is let in.
         let any = crate::planted!("old-cluster-welcome");
         if hello.cluster == ClusterId::UNKNOWN || hello.cluster == self.cluster || any {
             return Ok(version);

@@ -12,8 +12,8 @@ use leasehold_protocol::birth::{BirthAnswer, BirthMember, BirthRecord, KIND_QUER
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{ClusterId, NodeId};
 use leasehold_protocol::member::{
-    GroupGoal, GroupStepRequest, MemberChange, MemberChangeRequest, NewMember, ShardProgress,
-    Standing,
+    GroupGoal, GroupStepRequest, MemberChange, MemberChangeRequest, MemberPhase, NewMember,
+    ShardProgress, Standing,
 };
 use leasehold_protocol::peer::{MemberEntry, PING};
 use leasehold_protocol::reply::Reply;
@@ -266,6 +266,50 @@ fn a_removed_node_is_refused_by_its_peers() {
         let domain = world.cluster.machine(goes).domain;
         let asked = world.cluster.world.spawn_in(domain, ask).await.expect("nobody kills it");
         assert!(asked.is_err(), "it is heard: {asked:?}");
+    });
+}
+
+#[test]
+fn a_node_that_is_not_there_gets_no_vote() {
+    run(93, async {
+        let mut world = World::new().await;
+        world.begin(&MemberChange::Add(new_member(4))).await;
+        world.kill(4);
+        sleep_ms(5_000).await;
+        for node in 1..=3 {
+            let (shard, _) = &world.nodes[&node];
+            assert!(!shard.group().membership().votes(NodeId(4)), "node {node} lets it vote");
+            let phase = shard.state().borrow().members().operation().map(|it| it.phase);
+            assert_eq!(phase, Some(MemberPhase::Learn), "node {node}");
+        }
+        world.start(4).await;
+        let voters = (1..=4).map(NodeId).collect();
+        until("it has come", || (1..=4).all(|node| world.is_over(node, &voters))).await;
+    });
+}
+
+/// The voters change in two steps; the leader dies between them.
+#[test]
+fn a_change_that_stopped_half_way_is_taken_up() {
+    run(94, async {
+        let mut world = World::new().await;
+        world.begin(&MemberChange::Add(new_member(4))).await;
+        // A step lasts so long that it can be seen; a heartbeat is answered before the next.
+        let slow = Duration::from_millis(10);
+        let domains = (1..=4).map(|node| world.cluster.machine(node).domain);
+        for (from, to) in domains.clone().flat_map(|a| domains.clone().map(move |b| (a, b))) {
+            world.cluster.net.set_delay(from, to, slow, slow);
+        }
+        let (leader, _) = world.cluster.leader().await;
+        let others = || (1..=3).filter(|node| *node != leader);
+        let is_half = |node| world.nodes[&node].0.group().membership().voters.len() == 2;
+        until("the others have the first step", || others().all(is_half)).await;
+        world.kill(leader);
+        let halves =
+            others().filter(|node| world.nodes[node].0.group().membership().voters.len() == 2);
+        assert_eq!(halves.count(), 2, "INVALID: the second step was taken");
+        let voters = (1..=4).map(NodeId).collect();
+        until("it is over", || others().chain([4]).all(|node| world.is_over(node, &voters))).await;
     });
 }
 
