@@ -8,6 +8,11 @@ mod restored;
 #[path = "shard/members.rs"]
 mod members;
 
+#[path = "shard/delays.rs"]
+mod delays;
+#[path = "shard/following.rs"]
+mod following;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -116,6 +121,8 @@ fn start_routed(
     drop(SimRt::spawn(shard.clone().run_proposals()));
     drop(SimRt::spawn(shard.clone().run_deadlines()));
     drop(SimRt::spawn(shard.clone().run_leadership(beginning)));
+    drop(SimRt::spawn(shard.clone().run_watches()));
+    drop(SimRt::spawn(shard.clone().run_freshness()));
     drop(SimRt::spawn(run_wheel(wheel, vec![shard.clone()], SimClock)));
     (shard, router)
 }

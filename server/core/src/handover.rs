@@ -309,7 +309,8 @@ impl State {
         }
         let token = hold.token;
         self.emit(step, EventKind::Ended { key: key.to_vec(), lease: holder, token, reason });
-        if lost && hold.delay_ms > 0 {
+        // Planted (G3): a hold that its client gave back leaves its delay behind.
+        if (lost || planted!("delay-after-a-release")) && hold.delay_ms > 0 {
             self.begin_delay(step, key, &hold);
         }
         hold

@@ -21,6 +21,7 @@ use leasehold_protocol::member::{
 };
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::peer::{ADDR_LEN_MAX, MemberEntry};
+use leasehold_protocol::planted;
 
 use crate::hash::Mix;
 use crate::state::{State, Step};
@@ -88,6 +89,10 @@ impl Members {
 
     /// Uses up an id and its data directory. Where it was is of no interest any more.
     fn retire(&mut self, node: NodeId) {
+        // Planted (identity): nothing is kept of who was removed, so its id may come again.
+        if planted!("removed-node-forgotten") {
+            self.nodes.remove(&node);
+        }
         if let Some(info) = self.nodes.get_mut(&node) {
             info.standing = Standing::Removed;
             info.entry.peer_addr = String::new();
@@ -191,13 +196,18 @@ impl Members {
                 match phase {
                     MemberPhase::Learn => self.enter(MemberPhase::Undo),
                     MemberPhase::Undo => {}
+                    // Planted (G8): what is only ever finished is undone.
+                    MemberPhase::Vote if planted!("undone-after-the-vote") => {
+                        self.enter(MemberPhase::Undo);
+                    }
                     MemberPhase::Vote => return Err(ErrorCode::MEMBER_CHANGE_OVER),
                 }
                 Ok(*operation)
             }
             MemberCommand::Finish { operation } => self.finish(*operation),
             MemberCommand::Fence { version } => {
-                if *version < self.fence {
+                // Planted (G8): a deposed driver's step is taken after a later one's.
+                if *version < self.fence && !planted!("fence-lets-the-old-pass") {
                     return Err(ErrorCode::MEMBER_CHANGE_OVER);
                 }
                 self.fence = *version;
@@ -231,7 +241,10 @@ impl Members {
         }
         let goes = remove.unwrap_or(NodeId(0));
         let comes = add.map_or(NodeId(0), |entry| entry.node);
-        if let Some(operation) = self.operation {
+        // Planted (G8): an operation begins while another is under way, and takes its place.
+        if let Some(operation) = self.operation
+            && !planted!("second-operation-begun")
+        {
             let known = self.nodes.get(&comes).map(|info| &info.entry);
             let same = operation.add == comes
                 && operation.remove == goes
@@ -249,7 +262,8 @@ impl Members {
             return Err(ErrorCode::NOT_A_MEMBER);
         }
         let voters = self.voters_len() + usize::from(add.is_some()) - usize::from(remove.is_some());
-        if voters == 0 {
+        // Planted (G8): nobody is left to vote.
+        if voters == 0 && !planted!("last-voter-removed") {
             return Err(ErrorCode::LAST_VOTER);
         }
         if voters > MEMBERS_MAX {
@@ -270,7 +284,9 @@ impl Members {
     }
 
     fn check_new(&self, entry: &MemberEntry) -> Result<(), ErrorCode> {
-        let used = self.nodes.contains_key(&entry.node) || self.knows_disk(entry.disk);
+        // Planted (identity): a data directory comes again under another id.
+        let disk_used = self.knows_disk(entry.disk) && !planted!("disk-comes-again");
+        let used = self.nodes.contains_key(&entry.node) || disk_used;
         if used || entry.node == NodeId(0) || entry.disk == DiskId::UNKNOWN {
             return Err(ErrorCode::NODE_ID_USED);
         }
@@ -286,7 +302,9 @@ impl Members {
 
     /// The phase of the operation, if it is this one.
     fn under_way(&self, operation: u64) -> Result<MemberPhase, ErrorCode> {
-        let present = self.operation.filter(|present| present.operation == operation);
+        // Planted (G8): a late step of a former operation moves the present one.
+        let any = planted!("step-of-a-former-operation");
+        let present = self.operation.filter(|present| any || present.operation == operation);
         present.map(|present| present.phase).ok_or(ErrorCode::MEMBER_CHANGE_OVER)
     }
 

@@ -15,6 +15,7 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::EventKind;
 use leasehold_protocol::ids::Token;
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 
 use crate::state::{State, Step, TOKEN_MAX};
 
@@ -41,8 +42,11 @@ impl State {
         let begins = !self.begun && bases.token.0 < TOKEN_MAX;
         if begins {
             self.revision = bases.revision;
-            self.last_lease = bases.lease;
-            self.quarantine_ms = quarantine_ms;
+            // Planted (G1): ids of leases of the old cluster come again.
+            self.last_lease = if planted!("restored-ids-come-again") { 0 } else { bases.lease };
+            // Planted (G1): grants begin while the old cluster's holders may be sure.
+            let waits = !planted!("restore-waits-for-nobody");
+            self.quarantine_ms = if waits { quarantine_ms } else { 0 };
         }
         let outcome = self.begin(step, bases.token);
         if begins && quarantine_ms > 0 {

@@ -7,6 +7,7 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::EventKind;
 use leasehold_protocol::ids::{Revision, Token};
 use leasehold_protocol::outcome::Outcome;
+use leasehold_protocol::planted;
 use leasehold_protocol::shard::{check_key, check_label, check_reason, check_value};
 
 use crate::blob::Blob;
@@ -66,7 +67,10 @@ impl State {
             self.edit_hold(&key, lease, |hold| hold.asked = Some(Rc::new(asked)));
             let (key, who, why) = (key.to_vec(), who.to_vec(), why.to_vec());
             let event = EventKind::YieldAsked { key, lease, token, who, why, within_ms };
-            self.emit(step, event);
+            // Planted (G6): the holder is not told that somebody asks.
+            if !planted!("asked-holder-untold") {
+                self.emit(step, event);
+            }
         }
         Outcome::Changed { token, revision: Revision(self.revision) }
     }

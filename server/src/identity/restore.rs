@@ -7,6 +7,7 @@ use leasehold_core::backup::Contents;
 use leasehold_core::lease::pad_ms;
 use leasehold_protocol::birth::Restored;
 use leasehold_protocol::limits::TTL_MS_MAX;
+use leasehold_protocol::planted;
 
 /// Lease ids and revisions go on this far above the old cluster's: more than it can have used since.
 const COUNTER_STEP: u64 = 1 << 32;
@@ -64,6 +65,8 @@ impl RestorePlan {
         let revision = shards().map(|about| about.revision.0).max().unwrap_or(0);
         let since_ms = (wall_ms - old_wall_ms).saturating_add(CLOCKS_DIFFER_MS);
         let since_max = since_ms.min(u64::MAX >> TOKEN_RATE_BITS) << TOKEN_RATE_BITS;
+        // Planted (G2): what the old cluster granted after the backup is not counted.
+        let since_max = if planted!("tokens-after-the-backup") { 0 } else { since_max };
         let token_floor = last_token.saturating_add(since_max).min(BASE_MAX);
         if last_token >= BASE_MAX || last_lease.max(revision) >= 1 << 61 {
             return Err(PlanError::Exhausted);

@@ -15,6 +15,7 @@ use leasehold_protocol::member::{
 };
 use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::peer::{ADDR_LEN_MAX, MemberEntry};
+use leasehold_protocol::planted;
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::Request;
 use openraft::AsyncRuntime;
@@ -133,7 +134,10 @@ impl<E: Env> Membership<E> {
         if answer.member.node != node {
             return refuse(format!("node {} answers there, not node {node}", answer.member.node));
         }
-        if let Some(other) = &answer.promised {
+        // Planted (identity): a node of another cluster is taken.
+        if let Some(other) = &answer.promised
+            && !planted!("foreign-node-taken")
+        {
             return refuse(format!("node {node} belongs to cluster {} already", other.cluster));
         }
         if plan.name != record.name {
@@ -158,7 +162,9 @@ impl<E: Env> Membership<E> {
         let asked = voters.iter().map(|node| self.shard.group().answers(*node, ASK_TIMEOUT));
         let answering = join_all(asked).await.into_iter().filter(|answers| *answers).count();
         // Nobody left is the state machine's to refuse.
-        if voters.is_empty() || answering > voters.len() / 2 {
+        // Planted (G8): what is left may be unable to decide anything.
+        let enough = answering > voters.len() / 2 || planted!("removed-without-a-majority");
+        if voters.is_empty() || enough {
             return Ok(());
         }
         let of = voters.len();

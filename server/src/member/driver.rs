@@ -16,6 +16,7 @@ use leasehold_protocol::member::{
     GroupGoal, GroupStepRequest, MemberCommand, MemberOperation, MemberPhase, ShardProgress,
 };
 use leasehold_protocol::peer::{self, MemberEntry};
+use leasehold_protocol::planted;
 use leasehold_protocol::reply::{Reply, Role};
 use leasehold_protocol::request::Request;
 use openraft::AsyncRuntime;
@@ -91,7 +92,9 @@ impl<E: Env> Membership<E> {
             waiting(ShardId(0), "the other shards come first")
         };
         progress.insert(0, own);
-        let done = progress.iter().all(|shard| shard.done);
+        // Planted (G8): the next phase begins when one shard is there, whatever the others are.
+        let mut done = progress.iter().all(|shard| shard.done);
+        done |= planted!("over-before-all-shards") && progress.iter().any(|shard| shard.done);
         self.shard.set_member_progress(version, progress);
         if !done {
             return;

@@ -14,6 +14,7 @@ use std::time::Duration;
 use leasehold_core::snapshot::Encoder;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::NodeId;
+use leasehold_protocol::planted;
 use leasehold_protocol::reply::{BackupReply, BackupShard, Reply};
 use leasehold_protocol::request::{BackupRequest, Request};
 use openraft::AsyncRuntime;
@@ -102,7 +103,13 @@ impl<E: Env> Shard<E> {
         let Some(room) = self.room() else { return self.busy(&to) };
         let shard = Rc::clone(self);
         let _detached = E::Rt::spawn(async move {
-            match shard.confirmed(leadership, request.timeout_ms).await {
+            // Planted (G7): whoever believes to lead gives out what it has.
+            let confirmed = if planted!("backup-without-barrier") {
+                Ok(())
+            } else {
+                shard.confirmed(leadership, request.timeout_ms).await
+            };
+            match confirmed {
                 Ok(()) => shard.begin_backup(&to),
                 Err(code) => to.error(code, shard.leader()),
             }
@@ -114,6 +121,11 @@ impl<E: Env> Shard<E> {
         let mut backups = self.backups.borrow_mut();
         let part = backups.open.get_mut(&request.ticket).and_then(|open| {
             open.used = self.clock.now();
+            // Planted (backups): each part is of the state at its own moment.
+            if planted!("parts-of-two-moments") {
+                open.encoder = Encoder::redacted(&self.state.borrow());
+                (0..request.part).for_each(|part| open.advance(part));
+            }
             open.part(request.part)
         });
         match part {
@@ -129,7 +141,10 @@ impl<E: Env> Shard<E> {
         }
         let (encoder, about) = {
             let state = self.state.borrow();
-            (Encoder::redacted(&state), state.about())
+            // Planted (backups): whoever reads the file can act for every session.
+            let open = planted!("secrets-in-backups");
+            let encoder = if open { Encoder::new(&state) } else { Encoder::redacted(&state) };
+            (encoder, state.about())
         };
         let ticket = self.backups.borrow_mut().ticket(self.clock.now(), self.peers.node());
         let last = BackupReply { about, ticket, part: 0, last: false, bytes: Vec::new() };

@@ -104,7 +104,12 @@ impl<E: Env> Shard<E> {
         // How much of a delay is over nobody knows any more: each lasts once more.
         let delays = self.state.borrow().walk_delays();
         self.in_steps(leadership, delays, |(key, token, delay_ms)| {
-            self.set_delay(key, token, delay_ms);
+            // Planted (G3): a take-over cuts a delay short.
+            let delay_ms = if planted!("delay-cut-by-a-take-over") { 0 } else { delay_ms };
+            // Planted (G3): who comes next never ends a delay that the former leader began.
+            if !planted!("delay-not-restarted") {
+                self.set_delay(key, token, delay_ms);
+            }
         })
         .await;
         let waits = self.state.borrow().walk_waits();

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::Revision;
+use leasehold_protocol::planted;
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{Freshness as Wanted, ListRequest, Request};
 use openraft::AsyncRuntime;
@@ -80,6 +81,8 @@ impl<E: Env> Shard<E> {
     /// How old the applied state is at most, in milliseconds; `None` if this is not known.
     pub(super) fn age_ms(&self) -> Option<u32> {
         let age = self.clock.now().since(self.freshness.known.get()?);
+        // Planted (G7): what is read here and now is told to be of now.
+        let age = if planted!("stale-age-of-now") { Duration::ZERO } else { age };
         // Rounded up: it is an upper bound.
         Some(u32::try_from(age.as_nanos().div_ceil(1_000_000)).unwrap_or(u32::MAX))
     }
@@ -111,11 +114,15 @@ impl<E: Env> Shard<E> {
                 // Where it is now counts only if it got there soon.
                 known = self.clock.now().since(asked) <= BEHIND_MAX;
                 (fresh_at, awaited) = (fresh_at.max(asked), None);
-                self.freshness.is_known(asked);
+                // Planted (G7): the age counts from the leader's answer, not from the question.
+                let of_answer = planted!("stale-age-from-the-answer");
+                self.freshness.is_known(if of_answer { self.clock.now() } else { asked });
             }
             if known {
                 self.hub.borrow_mut().set_quorum(true);
-            } else if self.clock.now().since(fresh_at) > BEHIND_MAX {
+            // Planted (G6): watchers are not told that what they hear may be late.
+            } else if self.clock.now().since(fresh_at) > BEHIND_MAX && !planted!("no-quorum-untold")
+            {
                 self.hub.borrow_mut().set_quorum(false);
             }
             tick += 1;

@@ -79,7 +79,10 @@ impl<E: Env> Shard<E> {
                 Ok(_) => self.keys(vec![state.key_info(&get.key)], false, stale),
             },
             Request::List(list)
-                if !list.after.is_empty() && !list.after.starts_with(&list.prefix) =>
+                // Planted (G7): a page goes on after a key of another query.
+                if !list.after.is_empty()
+                    && !list.after.starts_with(&list.prefix)
+                    && !planted!("page-of-any-query") =>
             {
                 refusal(ErrorCode::PAGE_OF_OTHER_QUERY)
             }

@@ -167,7 +167,9 @@ impl Hub {
         self.views.clear();
         self.history.reset(state.revision());
         for (name, watch) in &mut self.watches {
-            if watch.start.is_none() && watch.sent < state.revision() {
+            // Planted (G6): what a snapshot passed over is in no event, and nobody is told.
+            let told = !planted!("gap-untold-after-a-snapshot");
+            if watch.start.is_none() && watch.sent < state.revision() && told {
                 watch.behind = true;
                 watch.pending = Vec::new();
                 if !std::mem::replace(&mut watch.queued, true) {
@@ -319,6 +321,10 @@ impl Hub {
             Start::After(revision) => self.begin_after(name, revision, state, now),
             Start::State => self.begin_state(name, Revision(0), state, now),
             Start::Page(revision, after) => match self.views.at(revision, now) {
+                // Planted (G6): each page is of the state at its own moment.
+                Some(_) if planted!("pages-of-two-moments") => {
+                    self.send_page(name, state, &after, now);
+                }
                 Some(view) => self.send_page(name, &view, &after, now),
                 // The state from here would take back what another node told.
                 None if revision > self.history.head() => self.refuse_unbegun(name),
@@ -447,6 +453,11 @@ fn send_events(
     (events, end): (&[Rc<Told>], Revision),
 ) -> bool {
     let mut rest = events;
+    // Planted (G6): the position comes before the events that it covers.
+    if planted!("progress-ahead") && !events.is_empty() {
+        let mark = WatchEvents { shard, revision: end, events: Vec::new(), more: false };
+        to.offer(&Reply::WatchEvents(mark));
+    }
     loop {
         let mut bytes = 0;
         let fits = |event: &&Rc<Told>| {

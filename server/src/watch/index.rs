@@ -21,6 +21,10 @@ impl Target {
     pub fn matches(&self, key: &[u8]) -> bool {
         match self {
             Self::Key(own) => own == key,
+            // Planted (G6): who catches up is told of keys beside its prefix.
+            Self::Prefix(prefix) if planted!("prefix-too-wide") => {
+                key.starts_with(&prefix[..prefix.len().saturating_sub(1)])
+            }
             Self::Prefix(prefix) => key.starts_with(prefix),
         }
     }

@@ -1,24 +1,26 @@
 //! Changes of the membership on simulated nodes: a step for an older table does nothing, and an
 //! operation is carried out whoever of its drivers dies at whatever moment.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{LocalBoxFuture, ready};
 use leasehold_protocol::birth::{BirthAnswer, BirthMember, BirthRecord, KIND_QUERY, Plan};
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::NodeId;
+use leasehold_protocol::ids::{ClusterId, NodeId};
 use leasehold_protocol::member::{
-    GroupGoal, GroupStepRequest, MemberChange, MemberChangeRequest, NewMember, ShardProgress,
-    Standing,
+    GroupGoal, GroupStepRequest, MemberChange, MemberChangeRequest, MemberPhase, NewMember,
+    ShardProgress, Standing,
 };
-use leasehold_protocol::peer::MemberEntry;
+use leasehold_protocol::peer::{MemberEntry, PING};
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::Request;
 use leasehold_server::member::Membership;
 use leasehold_server::net::{ForwardService, ReplyTo};
-use leasehold_server::raft::{PeerInfo, PeerService};
+use leasehold_server::raft::{Class, PeerInfo, PeerService};
 use leasehold_server::rt::sim::{SimRng, SimRt};
 use leasehold_server::shard::{FORWARD_KIND, Origin, Shard};
 use openraft::AsyncRuntime;
@@ -77,6 +79,7 @@ fn a_step_for_an_older_table_does_nothing() {
 struct Answers {
     forward: Rc<ForwardService<SimEnv>>,
     node: u64,
+    promised: Option<BirthRecord>,
 }
 
 impl PeerService for Answers {
@@ -89,7 +92,8 @@ impl PeerService for Answers {
         if kind == KIND_QUERY {
             let BirthRecord { name, shards, key_hash, .. } = record();
             let plan = Plan { name, nodes: vec![NodeId(self.node)], shards, key_hash };
-            let answer = BirthAnswer { member: founder(self.node), plan, promised: None };
+            let promised = self.promised.clone();
+            let answer = BirthAnswer { member: founder(self.node), plan, promised };
             let answer = leasehold_protocol::codec::encode(&answer);
             return ready(Ok(answer)).boxed_local();
         }
@@ -101,13 +105,17 @@ impl PeerService for Answers {
     }
 }
 
-fn start_node(running: &Running, node: u64) -> (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>) {
+fn start_node(
+    running: &Running,
+    node: u64,
+    promised: Option<BirthRecord>,
+) -> (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>) {
     let (shard, router) = start_routed(running, leasehold_protocol::ids::Token(100).into());
     let peers = running.peers.clone();
     let membership = Membership::new(shard.clone(), &router, peers.clone(), Rc::new(record()));
     router.set_membership(membership.clone());
     let forward = Rc::new(ForwardService::new(router));
-    peers.set_service(Rc::new(Answers { forward, node }));
+    peers.set_service(Rc::new(Answers { forward, node, promised }));
     drop(SimRt::spawn(membership.clone().run()));
     (shard, membership)
 }
@@ -118,12 +126,18 @@ type Node = (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>);
 /// Four machines, of which the first three are the cluster.
 struct World {
     cluster: Cluster,
+    /// What the fourth belongs to.
+    promised: Option<BirthRecord>,
     nodes: BTreeMap<u64, Node>,
 }
 
 impl World {
     async fn new() -> Self {
-        let mut world = Self { cluster: Cluster::new(4), nodes: BTreeMap::new() };
+        Self::with(None).await
+    }
+
+    async fn with(promised: Option<BirthRecord>) -> Self {
+        let mut world = Self { cluster: Cluster::new(4), promised, nodes: BTreeMap::new() };
         for node in 1..=4 {
             world.start(node).await;
         }
@@ -139,7 +153,8 @@ impl World {
         self.cluster.start(node).await.expect("a sound disk");
         let running = self.cluster.running(node);
         let domain = self.cluster.machine(node).domain;
-        let start = async move { start_node(&running, node) };
+        let promised = self.promised.clone().filter(|_| node == 4);
+        let start = async move { start_node(&running, node, promised) };
         let started = self.cluster.world.spawn_in(domain, start).await;
         self.nodes.insert(node, started.expect("nobody kills it"));
     }
@@ -191,6 +206,111 @@ impl World {
 
 fn new_member(node: u64) -> NewMember {
     NewMember { node: NodeId(node), peer_addr: addr(node), client_addr: String::new() }
+}
+
+#[test]
+fn a_node_that_belongs_to_another_cluster_is_not_added() {
+    run(90, async {
+        let other = BirthRecord { cluster: ClusterId([9; 16]), ..record() };
+        let world = World::with(Some(other)).await;
+        let (leader, _) = world.cluster.leader().await;
+        let replies = world.change(leader, MemberChange::Add(new_member(4)));
+        until("an answer", || replies.last().is_some()).await;
+        assert_eq!(replies.error(), Some(ErrorCode::NODE_NOT_FRESH), "{:?}", replies.last());
+        assert_eq!(world.version(leader), 1);
+    });
+}
+
+#[test]
+fn nobody_is_removed_who_is_needed_for_a_majority() {
+    run(91, async {
+        let mut world = World::new().await;
+        let (leader, _) = world.cluster.leader().await;
+        let (dead, other) = (leader % 3 + 1, (leader + 1) % 3 + 1);
+        world.kill(dead);
+        let node = NodeId(other);
+        let replies = world.change(leader, MemberChange::Remove { node });
+        until("an answer", || replies.last().is_some()).await;
+        assert_eq!(replies.error(), Some(ErrorCode::NO_MAJORITY_LEFT), "{:?}", replies.last());
+        assert_eq!(world.version(leader), 1);
+        // The dead one may go.
+        world.begin(&MemberChange::Remove { node: NodeId(dead) }).await;
+        let voters = BTreeSet::from([NodeId(leader), node]);
+        until("it is removed", || world.is_over(leader, &voters)).await;
+    });
+}
+
+#[test]
+fn a_removed_node_is_refused_by_its_peers() {
+    run(92, async {
+        let world = World::new().await;
+        let (leader, _) = world.cluster.leader().await;
+        let goes = leader % 3 + 1;
+        let outside = Rc::new(Cell::new(false));
+        let (peers, told) = (world.cluster.running(goes).peers, outside.clone());
+        let wait = async move {
+            peers.until_outside().await;
+            told.set(true);
+        };
+        drop(world.cluster.world.spawn_in(world.cluster.machine(goes).domain, wait));
+        sleep_ms(2_000).await;
+        assert!(!outside.get(), "it is a member");
+        world.begin(&MemberChange::Remove { node: NodeId(goes) }).await;
+        let voters = (1..=3).filter(|node| *node != goes).map(NodeId).collect();
+        until("it is removed", || world.is_over(leader, &voters)).await;
+        until("it is told so", || outside.get()).await;
+        let peers = world.cluster.running(goes).peers;
+        let patience = Duration::from_millis(500);
+        let ask =
+            async move { peers.call(NodeId(leader), Class::Heartbeat, PING, &[], patience).await };
+        let domain = world.cluster.machine(goes).domain;
+        let asked = world.cluster.world.spawn_in(domain, ask).await.expect("nobody kills it");
+        assert!(asked.is_err(), "it is heard: {asked:?}");
+    });
+}
+
+#[test]
+fn a_node_that_is_not_there_gets_no_vote() {
+    run(93, async {
+        let mut world = World::new().await;
+        world.begin(&MemberChange::Add(new_member(4))).await;
+        world.kill(4);
+        sleep_ms(5_000).await;
+        for node in 1..=3 {
+            let (shard, _) = &world.nodes[&node];
+            assert!(!shard.group().membership().votes(NodeId(4)), "node {node} lets it vote");
+            let phase = shard.state().borrow().members().operation().map(|it| it.phase);
+            assert_eq!(phase, Some(MemberPhase::Learn), "node {node}");
+        }
+        world.start(4).await;
+        let voters = (1..=4).map(NodeId).collect();
+        until("it has come", || (1..=4).all(|node| world.is_over(node, &voters))).await;
+    });
+}
+
+/// The voters change in two steps; the leader dies between them.
+#[test]
+fn a_change_that_stopped_half_way_is_taken_up() {
+    run(94, async {
+        let mut world = World::new().await;
+        world.begin(&MemberChange::Add(new_member(4))).await;
+        // A step lasts so long that it can be seen; a heartbeat is answered before the next.
+        let slow = Duration::from_millis(10);
+        let domains = (1..=4).map(|node| world.cluster.machine(node).domain);
+        for (from, to) in domains.clone().flat_map(|a| domains.clone().map(move |b| (a, b))) {
+            world.cluster.net.set_delay(from, to, slow, slow);
+        }
+        let (leader, _) = world.cluster.leader().await;
+        let others = || (1..=3).filter(|node| *node != leader);
+        let is_half = |node| world.nodes[&node].0.group().membership().voters.len() == 2;
+        until("the others have the first step", || others().all(is_half)).await;
+        world.kill(leader);
+        let halves =
+            others().filter(|node| world.nodes[node].0.group().membership().voters.len() == 2);
+        assert_eq!(halves.count(), 2, "INVALID: the second step was taken");
+        let voters = (1..=4).map(NodeId).collect();
+        until("it is over", || others().chain([4]).all(|node| world.is_over(node, &voters))).await;
+    });
 }
 
 #[test]

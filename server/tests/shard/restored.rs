@@ -184,3 +184,28 @@ fn a_backup_that_is_not_read_ends_and_there_are_few_at_once() {
         part(&service, leader, 0, 0).await;
     });
 }
+
+#[test]
+fn a_leader_that_was_deposed_gives_out_no_backup() {
+    run(64, async {
+        let service = Service::start(3, |_| {}).await;
+        let (old, _) = service.cluster.leader().await;
+        service.isolate(old);
+        let (new, _) = service.cluster.leader_but(old).await;
+        service.open(new).await;
+        assert!(service.cluster.group(old).leadership().is_some(), "INVALID: it knows already");
+        assert_eq!(refusal(&service, old, 0, 0).await, ErrorCode::NO_QUORUM);
+    });
+}
+
+#[test]
+fn a_backup_holds_no_secret() {
+    run(65, async {
+        let service = Service::start(1, |_| {}).await;
+        let lease = service.open(1).await;
+        service.acquire(1, lease, 1).await;
+        let reply = part(&service, 1, 0, 0).await;
+        assert_eq!((reply.last, reply.about.leases), (true, 1), "INVALID: no lease is in it");
+        assert!(!reply.bytes.windows(SECRET.0.len()).any(|bytes| bytes == SECRET.0));
+    });
+}

@@ -106,11 +106,15 @@ static SIMULATOR: [Program; 1] = [Program { limit: LONG, ..program(SIM, "sim") }
 static CLIENT_TESTS: [Program; 1] = [program(CLIENT, "lib")];
 static CLUSTER_TESTS: [Program; 3] =
     [program(CLIENT, "api"), program(CLIENT, "cluster"), program(CLIENT, "cli")];
-static PROCESS_TESTS: [Program; 4] = [
+static PROCESS_TESTS: [Program; 8] = [
     program(BENCH, "contention"),
     program(BENCH, "restart"),
     program(BENCH, "snapshot"),
     program(BENCH, "identity"),
+    program(BENCH, "modes"),
+    program(BENCH, "watch"),
+    program(BENCH, "recipes_leader"),
+    program(BENCH, "members"),
 ];
 static LONG_SIMULATOR: [Program; 1] =
     [Program { arguments: &["--seeds", "100"], limit: LONG, ..program(SIM, "sim") }];
