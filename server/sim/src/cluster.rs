@@ -378,8 +378,9 @@ impl Cluster {
                     && node.shards.iter().all(|shard| shard.group.membership().are(&voters))
             })
         };
-        let leaves =
-            |node: &u64| self.machine(*node).running().is_none_or(|running| running.removed.get());
+        let leaves = |node: &u64| {
+            self.machine(*node).running().is_none_or(|running| running.front.is_removed())
+        };
         newest.operation.is_none()
             && self.members().iter().all(knows)
             && newest.removed.iter().all(leaves)

@@ -18,7 +18,6 @@ mod bridge;
 mod client;
 mod cluster;
 mod coverage;
-mod door;
 mod faults;
 mod feed;
 mod history;

@@ -13,12 +13,12 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId};
 use leasehold_protocol::shard::KEY_HASH;
-use leasehold_server::admin::Metrics;
+use leasehold_server::admin::{CoreHandle, Metrics};
 use leasehold_server::disk::sim::SimDisk;
 use leasehold_server::env::{Clock, Env};
 use leasehold_server::lease::CoreWheel;
 use leasehold_server::member::Membership;
-use leasehold_server::net::{Connections, Router};
+use leasehold_server::net::{Connections, CoreService, Hop, Hops, NodeFront, Router};
 use leasehold_server::raft::{ApplySink, Group, GroupSpec, Identity, Member, Peers};
 use leasehold_server::rt::sim::{SimClock, SimRng, SimRt};
 use leasehold_server::rt::sim_net::{SimHost, SimListener};
@@ -29,7 +29,6 @@ use openraft_rt::{AsyncRuntime, Select2};
 
 use crate::birth::{Founding, Outside, Promised};
 use crate::coverage::{Coverage, Seen};
-use crate::door::{Door, NoHops, Service};
 use crate::history::Violations;
 use crate::ledger::Ledger;
 use crate::tables::Tables;
@@ -99,6 +98,15 @@ pub(crate) fn members(record: &BirthRecord) -> BTreeMap<u64, Member> {
     record.members.iter().map(|founder| (founder.node.0, member(founder))).collect()
 }
 
+/// There is one core.
+struct NoHops;
+
+impl Hops for NoHops {
+    fn send(&self, _core: usize, hop: Hop) -> Result<(), Hop> {
+        Err(hop)
+    }
+}
+
 /// What a node is started with.
 pub(crate) struct Start {
     pub(crate) node: u64,
@@ -131,8 +139,7 @@ pub(crate) struct Node {
     pub(crate) shards: Rc<[Hosted]>,
     pub(crate) wal: Wal<SimEnv>,
     pub(crate) connections: Rc<Connections>,
-    /// It knows that it was removed.
-    pub(crate) removed: Rc<Cell<bool>>,
+    pub(crate) front: Rc<NodeFront<SimEnv>>,
 }
 
 impl Node {
@@ -205,7 +212,7 @@ impl Start {
             peers.set_address(NodeId(*node), peer_addr(*node));
         }
         let founding = self.founding();
-        let service = Service::new(founding.clone());
+        let service = CoreService::new(Some(founding.clone()));
         peers.set_service(service.clone());
         let mut listener = self.host.listen(&peer_addr(self.node)).expect("the address is free");
         let promised = self.promised.borrow().as_ref().map(|promise| promise.record.clone());
@@ -217,7 +224,10 @@ impl Start {
         for member in &record.members {
             peers.set_disk(member.node, member.disk);
         }
-        let (wal, shards) = self.open(&record, &peers).await.map_err(Outside::Failed)?;
+        let record = Rc::new(record);
+        let metrics = Metrics::new(1, record.shards).handle(0);
+        let opened = self.open(&record, &peers, metrics.clone()).await;
+        let (wal, shards) = opened.map_err(Outside::Failed)?;
         let router = Router::new(
             (0, 1),
             (record.cluster, record.shards),
@@ -227,13 +237,12 @@ impl Start {
             Rc::new(NoHops),
         );
         service.open(router.clone());
-        let removed = Rc::new(Cell::new(false));
-        let connections = self.serve_clients(record.cluster, router.clone(), removed.clone());
-        let shard0 = shards[0].clone();
-        let membership = Membership::new(shard0, &router, peers.clone(), Rc::new(record));
+        let front = NodeFront::new(router.clone(), record.clone(), metrics, SimClock);
+        let connections = self.serve_clients(front.clone());
+        let membership = Membership::new(shards[0].clone(), &router, peers.clone(), record);
         router.set_membership(membership.clone());
         drop(SimRt::spawn(membership.run()));
-        self.watch_removal(&peers, &connections, &removed);
+        self.watch_removal(&peers, &connections, &front);
         serve_peers(listener, peers);
         let hosted = |shard: &Rc<Shard<SimEnv>>| Hosted {
             id: shard.id(),
@@ -241,7 +250,7 @@ impl Start {
             state: shard.state().clone(),
             shard: shard.clone(),
         };
-        Ok(Node { shards: shards.iter().map(hosted).collect(), wal, connections, removed })
+        Ok(Node { shards: shards.iter().map(hosted).collect(), wal, connections, front })
     }
 
     /// As it is configured.
@@ -255,6 +264,7 @@ impl Start {
         &self,
         record: &BirthRecord,
         peers: &Rc<Peers<SimEnv>>,
+        metrics: CoreHandle,
     ) -> Result<(Wal<SimEnv>, Vec<Rc<Shard<SimEnv>>>), String> {
         let (wal, mut recovered) = self.open_wal(record.cluster).await?;
         self.watch_log(wal.clone());
@@ -263,7 +273,7 @@ impl Start {
             shards_total: record.shards,
             clock: SimClock,
             wheel: wheel.clone(),
-            metrics: Metrics::new(1, 1).handle(0),
+            metrics,
             watch_sizes: self.watch_sizes,
         };
         let mut shards = Vec::new();
@@ -330,13 +340,13 @@ impl Start {
         &self,
         peers: &Rc<Peers<SimEnv>>,
         connections: &Rc<Connections>,
-        removed: &Rc<Cell<bool>>,
+        front: &Rc<NodeFront<SimEnv>>,
     ) {
-        let (peers, connections, removed) = (peers.clone(), connections.clone(), removed.clone());
+        let (peers, connections, front) = (peers.clone(), connections.clone(), front.clone());
         let mark = self.mark_removed.clone();
         drop(SimRt::spawn(async move {
             peers.until_outside().await;
-            removed.set(true);
+            front.remove();
             connections.refuse_all(ErrorCode::NODE_REMOVED);
             mark();
         }));
@@ -401,22 +411,16 @@ impl Start {
         }
     }
 
-    fn serve_clients(
-        &self,
-        cluster: ClusterId,
-        router: Rc<Router<SimEnv>>,
-        removed: Rc<Cell<bool>>,
-    ) -> Rc<Connections> {
+    fn serve_clients(&self, front: Rc<NodeFront<SimEnv>>) -> Rc<Connections> {
         let mut listener = self.host.listen(&client_addr(self.node)).expect("the address is free");
         let connections = Connections::new(CONNECTIONS_MAX);
-        let door = Rc::new(Door { cluster, node: self.node, router, removed });
         drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
         let serving = connections.clone();
         drop(SimRt::spawn(async move {
             loop {
                 let (reader, writer) = listener.accept().await;
                 let serving =
-                    serving.clone().serve::<SimEnv>(door.clone(), reader, writer, SimClock);
+                    serving.clone().serve::<SimEnv>(front.clone(), reader, writer, SimClock);
                 drop(SimRt::spawn(serving));
             }
         }));
