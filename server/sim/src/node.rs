@@ -18,10 +18,12 @@ use leasehold_server::disk::sim::SimDisk;
 use leasehold_server::env::{Clock, Env};
 use leasehold_server::lease::CoreWheel;
 use leasehold_server::member::Membership;
-use leasehold_server::net::{Connections, CoreService, Hop, Hops, NodeFront, Router};
+use leasehold_server::net::{
+    Connections, CoreService, EarlyFront, Front, Hop, Hops, NodeFront, Router,
+};
 use leasehold_server::raft::{ApplySink, Group, GroupSpec, Identity, Member, Peers};
 use leasehold_server::rt::sim::{SimClock, SimRng, SimRt};
-use leasehold_server::rt::sim_net::{SimHost, SimListener};
+use leasehold_server::rt::sim_net::{SimHost, SimListener, SimReader, SimWriter};
 use leasehold_server::shard::{Beginning, Shard, ShardCore, run_wheel};
 use leasehold_server::wal::{Recovered, Wal, WalConfig, WalIdentity};
 use leasehold_server::watch::Sizes;
@@ -214,11 +216,14 @@ impl Start {
         let founding = self.founding();
         let service = CoreService::new(Some(founding.clone()));
         peers.set_service(service.clone());
-        let mut listener = self.host.listen(&peer_addr(self.node)).expect("the address is free");
+        let listen = |address: String| self.host.listen(&address).expect("the address is free");
+        let mut doors =
+            Doors { peers: listen(peer_addr(self.node)), clients: listen(client_addr(self.node)) };
+        let connections = Connections::new(CONNECTIONS_MAX);
         let promised = self.promised.borrow().as_ref().map(|promise| promise.record.clone());
         let record = match promised {
             Some(record) => record,
-            None => admitted(&founding, &peers, &mut listener).await?,
+            None => self.admitted(&founding, &peers, &connections, &mut doors).await?,
         };
         peers.set_cluster(record.cluster);
         for member in &record.members {
@@ -238,12 +243,13 @@ impl Start {
         );
         service.open(router.clone());
         let front = NodeFront::new(router.clone(), record.clone(), metrics, SimClock);
-        let connections = self.serve_clients(front.clone());
+        drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
+        serve_clients(doors.clients, connections.clone(), front.clone());
         let membership = Membership::new(shards[0].clone(), &router, peers.clone(), record);
         router.set_membership(membership.clone());
         drop(SimRt::spawn(membership.run()));
         self.watch_removal(&peers, &connections, &front);
-        serve_peers(listener, peers);
+        serve_peers(doors.peers, peers);
         let hosted = |shard: &Rc<Shard<SimEnv>>| Hosted {
             id: shard.id(),
             group: shard.group().clone(),
@@ -411,48 +417,65 @@ impl Start {
         }
     }
 
-    fn serve_clients(&self, front: Rc<NodeFront<SimEnv>>) -> Rc<Connections> {
-        let mut listener = self.host.listen(&client_addr(self.node)).expect("the address is free");
-        let connections = Connections::new(CONNECTIONS_MAX);
-        drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
-        let serving = connections.clone();
-        drop(SimRt::spawn(async move {
-            loop {
-                let (reader, writer) = listener.accept().await;
-                let serving =
-                    serving.clone().serve::<SimEnv>(front.clone(), reader, writer, SimClock);
-                drop(SimRt::spawn(serving));
-            }
-        }));
-        connections
-    }
-}
-
-/// Waits for admission, serving peers meanwhile.
-async fn admitted(
-    founding: &Rc<Founding>,
-    peers: &Rc<Peers<SimEnv>>,
-    listener: &mut SimListener,
-) -> Result<BirthRecord, Outside> {
-    let join = founding.join(peers.clone());
-    let mut join = std::pin::pin!(join);
-    loop {
-        match SimRt::select2(join.as_mut(), listener.accept()).await {
-            Select2::First(record) => return record,
-            Select2::Second((reader, writer)) => {
-                let peers = peers.clone();
-                drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
+    /// Waits for admission, serving peers meanwhile; clients are told that it is not ready.
+    async fn admitted(
+        &self,
+        founding: &Rc<Founding>,
+        peers: &Rc<Peers<SimEnv>>,
+        connections: &Rc<Connections>,
+        doors: &mut Doors,
+    ) -> Result<BirthRecord, Outside> {
+        let join = founding.join(peers.clone());
+        let mut join = std::pin::pin!(join);
+        loop {
+            let comes = SimRt::select2(doors.peers.accept(), doors.clients.accept());
+            match SimRt::select2(join.as_mut(), comes).await {
+                Select2::First(record) => return record,
+                Select2::Second(Select2::First(stream)) => serve_peer(peers, stream),
+                Select2::Second(Select2::Second(stream)) => {
+                    self.coverage.count(Seen::CameBeforeAdmission);
+                    serve_client(connections, Rc::new(EarlyFront), stream);
+                }
             }
         }
     }
 }
 
+/// Where peers and clients come to.
+struct Doors {
+    peers: SimListener,
+    clients: SimListener,
+}
+
+/// Both halves of an accepted stream.
+type Stream = (SimReader, SimWriter);
+
+fn serve_client(connections: &Rc<Connections>, front: Rc<dyn Front>, (reader, writer): Stream) {
+    let connections = connections.clone();
+    drop(SimRt::spawn(connections.serve::<SimEnv>(front, reader, writer, SimClock)));
+}
+
+fn serve_clients(
+    mut listener: SimListener,
+    connections: Rc<Connections>,
+    front: Rc<NodeFront<SimEnv>>,
+) {
+    drop(SimRt::spawn(async move {
+        loop {
+            serve_client(&connections, front.clone(), listener.accept().await);
+        }
+    }));
+}
+
+fn serve_peer(peers: &Rc<Peers<SimEnv>>, (reader, writer): Stream) {
+    let peers = peers.clone();
+    drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
+}
+
 fn serve_peers(mut listener: SimListener, peers: Rc<Peers<SimEnv>>) {
     drop(SimRt::spawn(async move {
         loop {
-            let (reader, writer) = listener.accept().await;
-            let peers = peers.clone();
-            drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
+            serve_peer(&peers, listener.accept().await);
         }
     }));
 }
