@@ -195,6 +195,7 @@ impl ApplySink for Sink {
     }
 
     fn installed(&self, state: &State) {
+        self.ledger.shard(self.id).installed(self.node);
         self.coverage.count(Seen::SnapshotInstalled);
         self.coverage.add(Seen::SnapshotInstalledLive, u64::from(self.lives.get()));
         self.note(state, &[]);

@@ -102,6 +102,8 @@ impl<'a> Step<'a> {
         if !queued.as_ref().is_some_and(is_queued) {
             return self.wrong(&format!("an acquire of a held key gave {queued:?}"));
         }
+        let log = self.cluster.ledger.shard(self.shard);
+        let installs = log.installs(node);
         self.leave_behind(holder, grant.token).await;
         let end = async {
             loop {
@@ -113,12 +115,13 @@ impl<'a> Step<'a> {
         };
         match SimRt::timeout(LIMIT, end).await {
             Ok(Some(Reply::Outcome(OutcomeReply { outcome: Outcome::Granted(_), .. }))) => {
-                self.cluster.coverage.count(Seen::ToldPastSnapshot);
+                let installed = log.installs(node) - installs;
+                self.cluster.coverage.add(Seen::ToldPastSnapshot, installed);
             }
             Ok(other) => self.wrong(&format!("node {node} ends a granted wait with {other:?}")),
             Err(_) => self.wrong(&format!(
-                "shard {}: node {node} came back by a snapshot and does not tell a waiter of its \
-                 grant within {LIMIT:?}",
+                "shard {}: node {node} came back and does not tell a waiter of its grant within \
+                 {LIMIT:?}",
                 self.shard
             )),
         }
@@ -144,6 +147,8 @@ impl<'a> Step<'a> {
         }
         self.cluster.timeline.note("WAKE: it is healed".to_owned());
         for link in links {
+            // What stood in the streams since the cut would be entries of the log.
+            self.cluster.net.lose_streams(link.0, link.1);
             self.cluster.heal_link(link);
         }
     }
