@@ -79,8 +79,8 @@ impl<'a> Step<'a> {
         let behind = followers[world.rng().below(followers.len() as u64) as usize].clone();
         let others = members.iter().map(|member| member.node);
         let others = others.filter(|node| *node != behind.node).collect();
-        let keys = (0..).map(|number: u32| format!("wake/{number}").into_bytes());
-        let key = { keys }.find(|key| shard_of(key, cluster.params.shards) == shard)?;
+        let mut keys = (0..).map(|number: u32| format!("wake/{number}").into_bytes());
+        let key = keys.find(|key| shard_of(key, cluster.params.shards) == shard)?;
         let host = cluster.net.host(world.add_domain(Duration::from_secs(1), 0));
         let asker = Asker { host, cluster: CLUSTER, rng: world.rng().fork() };
         Some(Self { cluster, asker, shard, key, behind, others })
