@@ -13,6 +13,7 @@ use leasehold_protocol::ids::NodeId;
 use leasehold_server::identity::{
     Birth, BirthError, BirthStore, BirthTransport, FileError, Promise, join,
 };
+use leasehold_server::net::BirthService;
 use leasehold_server::raft::{Class, Peers};
 use leasehold_server::rt::sim::SimRt;
 use openraft_rt::AsyncRuntime;
@@ -63,13 +64,6 @@ impl Founding {
         Rc::new(Self { birth: RefCell::new(birth), store: RefCell::new(Store(promised)) })
     }
 
-    /// Answers what peers ask before they are a cluster.
-    pub(crate) fn serve(&self, kind: u8, body: &[u8]) -> Result<Vec<u8>, ErrorCode> {
-        let mut store = self.store.borrow_mut();
-        let served = self.birth.borrow_mut().serve(kind, body, &mut *store);
-        served.expect("nothing is wrong with what was saved")
-    }
-
     /// Waits until the cluster admits this node.
     pub(crate) async fn join(&self, peers: Rc<Peers<SimEnv>>) -> Result<BirthRecord, Outside> {
         let me = self.birth.borrow().me().node;
@@ -80,6 +74,14 @@ impl Founding {
             Err(BirthError::NotAdmitted { .. }) => Err(Outside::Refused),
             Err(error) => Err(Outside::Failed(error.to_string())),
         }
+    }
+}
+
+impl BirthService for Founding {
+    fn serve(&self, kind: u8, body: &[u8]) -> Result<Vec<u8>, ErrorCode> {
+        let mut store = self.store.borrow_mut();
+        let served = self.birth.borrow_mut().serve(kind, body, &mut *store);
+        served.expect("nothing is wrong with what was saved")
     }
 }
 

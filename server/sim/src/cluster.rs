@@ -57,6 +57,8 @@ pub(crate) struct Machine {
     removed: Cell<bool>,
     /// It does not come back before the operator says so.
     lost: Cell<bool>,
+    /// The end of the longest log of each shard that a process of its left.
+    left: RefCell<BTreeMap<ShardId, u64>>,
     running: RefCell<Option<Node>>,
 }
 
@@ -101,6 +103,25 @@ impl Machine {
     /// segment that is made ahead can wait.
     pub(crate) fn outlives_its_disk(&self) -> bool {
         self.running.borrow().is_some() && self.disk().failures() > self.troubles.get().0
+    }
+
+    /// The end of the longest log of a shard that it ever had.
+    pub(crate) fn reached(&self, shard: ShardId) -> u64 {
+        let left = self.left.borrow().get(&shard).copied().unwrap_or(0);
+        let running = self.running.borrow();
+        let has = running.as_ref().map(|node| node.shard(shard).group.status().last_index);
+        left.max(has.unwrap_or(0))
+    }
+
+    /// Its process has ended.
+    fn end(&self) {
+        if let Some(node) = &*self.running.borrow() {
+            for shard in &*node.shards {
+                let reached = self.reached(shard.id);
+                self.left.borrow_mut().insert(shard.id, reached);
+            }
+        }
+        self.running.take();
     }
 
     fn disk_troubles(&self) -> (u64, u64) {
@@ -186,6 +207,7 @@ impl Cluster {
             promised: Rc::new(RefCell::new(promise)),
             removed: Cell::new(false),
             lost: Cell::new(false),
+            left: RefCell::default(),
             running: RefCell::default(),
         });
         self.machines.borrow_mut().push(machine.clone());
@@ -378,8 +400,9 @@ impl Cluster {
                     && node.shards.iter().all(|shard| shard.group.membership().are(&voters))
             })
         };
-        let leaves =
-            |node: &u64| self.machine(*node).running().is_none_or(|running| running.removed.get());
+        let leaves = |node: &u64| {
+            self.machine(*node).running().is_none_or(|running| running.front.is_removed())
+        };
         newest.operation.is_none()
             && self.members().iter().all(knows)
             && newest.removed.iter().all(leaves)
@@ -403,7 +426,7 @@ impl Cluster {
                 Err(_killed) => self.coverage.count(Seen::DiedInStart),
             }
             self.world.killed(machine.domain).await;
-            machine.running.take();
+            machine.end();
             self.timeline.note(format!(
                 "node {} is dead ({:?})",
                 machine.node,

@@ -55,6 +55,10 @@ pub(crate) enum Seen {
     ValueCompared,
     /// Five nodes served while their old leader reached one of them only, and one reached nobody.
     BridgeServed,
+    /// A client that waits and asks nothing again was told of a grant that came in a snapshot.
+    ToldPastSnapshot,
+    /// A client came to a node that waits for admission.
+    CameBeforeAdmission,
     /// A watch went on from a cursor.
     WatchResumed,
     /// A watcher went to another node with its position.
@@ -74,6 +78,8 @@ pub(crate) enum Seen {
     MemberAdded,
     MemberRemoved,
     MemberReplaced,
+    /// A node's first vote in a shard was compared with the table and with its log.
+    VoteCompared,
     /// An operation ended under another driver than the one it began with.
     OperationResumed,
     /// An operation was given up.
@@ -105,7 +111,7 @@ pub(crate) enum Seen {
 }
 
 impl Seen {
-    const ALL: [Self; 45] = [
+    const ALL: [Self; 48] = [
         Self::LeaderKilled,
         Self::LeaderPausedPastElection,
         Self::LeaderInMinority,
@@ -126,6 +132,9 @@ impl Seen {
         Self::RenewalCompared,
         Self::ValueCompared,
         Self::BridgeServed,
+        Self::ToldPastSnapshot,
+        Self::CameBeforeAdmission,
+        Self::VoteCompared,
         Self::WatchResumed,
         Self::WatchMoved,
         Self::WatchGap,

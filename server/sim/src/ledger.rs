@@ -115,6 +115,8 @@ pub(crate) struct ShardLedger {
     digests: RefCell<BTreeMap<u64, u64>>,
     /// The most leases that each node had.
     leases: RefCell<BTreeMap<u64, u64>>,
+    /// How often each node's state was replaced by a snapshot.
+    installs: RefCell<BTreeMap<u64, u64>>,
     /// True time at which the first node applied each revision with events.
     times_ns: RefCell<BTreeMap<u64, u64>>,
 }
@@ -149,6 +151,16 @@ impl ShardLedger {
         if first != digest {
             violations.add("G5", &format!("node {node} has another state at {revision}"));
         }
+    }
+
+    /// A snapshot replaced node `node`'s state.
+    pub(crate) fn installed(&self, node: u64) {
+        *self.installs.borrow_mut().entry(node).or_default() += 1;
+    }
+
+    /// How often that was so.
+    pub(crate) fn installs(&self, node: u64) -> u64 {
+        self.installs.borrow().get(&node).copied().unwrap_or(0)
     }
 
     /// The newest revision that any node has applied.

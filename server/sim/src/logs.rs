@@ -5,6 +5,8 @@
 //! - safety: what was committed at an index once is what any node has committed there, ever after;
 //! - completeness: a leader of a later term has every entry that was committed before;
 //! - no node's term or applied position goes back while it runs;
+//! - a node votes only where the member table lets it, and it gets its first vote in a shard when it
+//!   has the log;
 //! - a leader votes in its own configuration, and what it applied under one that is settled is in
 //!   the logs of a majority of that one's voters, as far as they run.
 //!
@@ -26,6 +28,19 @@ use crate::history::Violations;
 
 /// How often all logs are looked at.
 const EVERY: Duration = Duration::from_millis(250);
+
+/// A node that lacks more than this had not caught up when it got its vote: what the server allows
+/// (200), and what may be appended between its look and the one here.
+const LAG_MAX: u64 = 400;
+
+/// What is known of a shard's nodes besides their logs.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Nodes {
+    /// The founders, and all that any member table lets vote.
+    pub(crate) may_vote: BTreeSet<u64>,
+    /// The end of the longest log that each node ever had.
+    pub(crate) reached: BTreeMap<u64, u64>,
+}
 
 /// One node's log of one shard, as it is now.
 #[derive(Clone, Debug, Default)]
@@ -62,15 +77,28 @@ pub(crate) struct Seen {
     last: BTreeMap<u64, (u64, u64, u64)>,
     /// The settled voters of each leader, and the end of its log when they were first seen.
     settled: BTreeMap<u64, (Vec<BTreeSet<u64>>, u64)>,
+    /// The nodes that were seen to vote.
+    voted: BTreeSet<u64>,
+    /// The end of the longest log of a leader at the last look.
+    led_to: u64,
     looks: u64,
     /// How often a majority was looked for.
     pub(crate) majorities: u64,
+    /// How many nodes got their vote after the first look.
+    pub(crate) votes: u64,
 }
 
 impl Seen {
     /// Compares the logs of all running nodes.
-    pub(crate) fn take(&mut self, shard: ShardId, looks: &[Look], violations: &Violations) {
+    pub(crate) fn take(
+        &mut self,
+        shard: ShardId,
+        looks: &[Look],
+        nodes: &Nodes,
+        violations: &Violations,
+    ) {
         let wrong = |what: String| violations.add("raft", &format!("shard {shard}: {what}"));
+        self.votes(looks, nodes, &wrong);
         self.looks += 1;
         for (at, look) in looks.iter().enumerate() {
             self.goes_on(look, &wrong);
@@ -81,6 +109,30 @@ impl Seen {
             self.complete(look, &wrong);
             self.majority(look, looks, &wrong);
         }
+    }
+
+    /// Who votes for the first time may, and had caught up by the last look.
+    fn votes(&mut self, looks: &[Look], nodes: &Nodes, wrong: &impl Fn(String)) {
+        let voters: BTreeSet<u64> =
+            looks.iter().flat_map(|look| look.voters.iter().flatten().copied()).collect();
+        for node in voters {
+            if !self.voted.insert(node) || self.looks == 0 {
+                continue;
+            }
+            self.votes += 1;
+            if !nodes.may_vote.contains(&node) {
+                wrong(format!("node {node} votes, and no operation says so"));
+            }
+            let reached = nodes.reached.get(&node).copied().unwrap_or(0);
+            if reached + LAG_MAX < self.led_to {
+                let led_to = self.led_to;
+                wrong(format!(
+                    "node {node} votes with a log up to {reached}, leaders' to {led_to}"
+                ));
+            }
+        }
+        let leaders = looks.iter().filter(|look| look.leads);
+        self.led_to = leaders.map(|look| look.last).max().unwrap_or(0);
     }
 
     /// What a leader applied after its configuration was settled is where that one says.
@@ -169,13 +221,22 @@ pub(crate) struct Logs {
 impl Logs {
     /// Looks at all nodes now.
     pub(crate) fn look(&self, cluster: &Cluster) {
+        let mut may_vote = cluster.tables.may_vote();
+        may_vote.extend(cluster.born.members.iter().map(|member| member.node.0));
         for shard in cluster.shards() {
             let machines = cluster.machines();
             let looks: Vec<_> =
                 machines.iter().filter_map(|machine| look(machine, shard)).collect();
+            let reached = machines.iter().map(|machine| (machine.node, machine.reached(shard)));
+            let nodes = Nodes { may_vote: may_vote.clone(), reached: reached.collect() };
             let mut shards = self.shards.borrow_mut();
-            shards.entry(shard).or_default().take(shard, &looks, &cluster.violations);
+            shards.entry(shard).or_default().take(shard, &looks, &nodes, &cluster.violations);
         }
+    }
+
+    /// How often a node's first vote was compared with the table and with its log.
+    pub(crate) fn votes(&self) -> u64 {
+        self.shards.borrow().values().map(|seen| seen.votes).sum()
     }
 
     /// How often an applied entry was looked for at a majority.

@@ -12,13 +12,13 @@
 //! run twice, and both runs must have the same hash. Exit code 1 is a violation, 2 an invocation
 //! that proves nothing, because some kind of fault never happened or the simulator itself is wrong.
 
+mod asker;
 mod birth;
 mod bounds;
 mod bridge;
 mod client;
 mod cluster;
 mod coverage;
-mod door;
 mod faults;
 mod feed;
 mod history;
@@ -38,6 +38,7 @@ mod run;
 mod session;
 mod tables;
 mod timeline;
+mod wake;
 mod witness;
 
 use std::process::ExitCode;

@@ -13,15 +13,17 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::Event;
 use leasehold_protocol::ids::{ClusterId, DiskId, NodeId, ShardId};
 use leasehold_protocol::shard::KEY_HASH;
-use leasehold_server::admin::Metrics;
+use leasehold_server::admin::{CoreHandle, Metrics};
 use leasehold_server::disk::sim::SimDisk;
 use leasehold_server::env::{Clock, Env};
 use leasehold_server::lease::CoreWheel;
 use leasehold_server::member::Membership;
-use leasehold_server::net::{Connections, Router};
+use leasehold_server::net::{
+    Connections, CoreService, EarlyFront, Front, Hop, Hops, NodeFront, Router,
+};
 use leasehold_server::raft::{ApplySink, Group, GroupSpec, Identity, Member, Peers};
 use leasehold_server::rt::sim::{SimClock, SimRng, SimRt};
-use leasehold_server::rt::sim_net::{SimHost, SimListener};
+use leasehold_server::rt::sim_net::{SimHost, SimListener, SimReader, SimWriter};
 use leasehold_server::shard::{Beginning, Shard, ShardCore, run_wheel};
 use leasehold_server::wal::{Recovered, Wal, WalConfig, WalIdentity};
 use leasehold_server::watch::Sizes;
@@ -29,7 +31,6 @@ use openraft_rt::{AsyncRuntime, Select2};
 
 use crate::birth::{Founding, Outside, Promised};
 use crate::coverage::{Coverage, Seen};
-use crate::door::{Door, NoHops, Service};
 use crate::history::Violations;
 use crate::ledger::Ledger;
 use crate::tables::Tables;
@@ -99,6 +100,15 @@ pub(crate) fn members(record: &BirthRecord) -> BTreeMap<u64, Member> {
     record.members.iter().map(|founder| (founder.node.0, member(founder))).collect()
 }
 
+/// There is one core.
+struct NoHops;
+
+impl Hops for NoHops {
+    fn send(&self, _core: usize, hop: Hop) -> Result<(), Hop> {
+        Err(hop)
+    }
+}
+
 /// What a node is started with.
 pub(crate) struct Start {
     pub(crate) node: u64,
@@ -131,8 +141,7 @@ pub(crate) struct Node {
     pub(crate) shards: Rc<[Hosted]>,
     pub(crate) wal: Wal<SimEnv>,
     pub(crate) connections: Rc<Connections>,
-    /// It knows that it was removed.
-    pub(crate) removed: Rc<Cell<bool>>,
+    pub(crate) front: Rc<NodeFront<SimEnv>>,
 }
 
 impl Node {
@@ -186,6 +195,7 @@ impl ApplySink for Sink {
     }
 
     fn installed(&self, state: &State) {
+        self.ledger.shard(self.id).installed(self.node);
         self.coverage.count(Seen::SnapshotInstalled);
         self.coverage.add(Seen::SnapshotInstalledLive, u64::from(self.lives.get()));
         self.note(state, &[]);
@@ -205,19 +215,25 @@ impl Start {
             peers.set_address(NodeId(*node), peer_addr(*node));
         }
         let founding = self.founding();
-        let service = Service::new(founding.clone());
+        let service = CoreService::new(Some(founding.clone()));
         peers.set_service(service.clone());
-        let mut listener = self.host.listen(&peer_addr(self.node)).expect("the address is free");
+        let listen = |address: String| self.host.listen(&address).expect("the address is free");
+        let mut doors =
+            Doors { peers: listen(peer_addr(self.node)), clients: listen(client_addr(self.node)) };
+        let connections = Connections::new(CONNECTIONS_MAX);
         let promised = self.promised.borrow().as_ref().map(|promise| promise.record.clone());
         let record = match promised {
             Some(record) => record,
-            None => admitted(&founding, &peers, &mut listener).await?,
+            None => self.admitted(&founding, &peers, &connections, &mut doors).await?,
         };
         peers.set_cluster(record.cluster);
         for member in &record.members {
             peers.set_disk(member.node, member.disk);
         }
-        let (wal, shards) = self.open(&record, &peers).await.map_err(Outside::Failed)?;
+        let record = Rc::new(record);
+        let metrics = Metrics::new(1, record.shards).handle(0);
+        let opened = self.open(&record, &peers, metrics.clone()).await;
+        let (wal, shards) = opened.map_err(Outside::Failed)?;
         let router = Router::new(
             (0, 1),
             (record.cluster, record.shards),
@@ -227,21 +243,21 @@ impl Start {
             Rc::new(NoHops),
         );
         service.open(router.clone());
-        let removed = Rc::new(Cell::new(false));
-        let connections = self.serve_clients(record.cluster, router.clone(), removed.clone());
-        let shard0 = shards[0].clone();
-        let membership = Membership::new(shard0, &router, peers.clone(), Rc::new(record));
+        let front = NodeFront::new(router.clone(), record.clone(), metrics, SimClock);
+        drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
+        serve_clients(doors.clients, connections.clone(), front.clone());
+        let membership = Membership::new(shards[0].clone(), &router, peers.clone(), record);
         router.set_membership(membership.clone());
         drop(SimRt::spawn(membership.run()));
-        self.watch_removal(&peers, &connections, &removed);
-        serve_peers(listener, peers);
+        self.watch_removal(&peers, &connections, &front);
+        serve_peers(doors.peers, peers);
         let hosted = |shard: &Rc<Shard<SimEnv>>| Hosted {
             id: shard.id(),
             group: shard.group().clone(),
             state: shard.state().clone(),
             shard: shard.clone(),
         };
-        Ok(Node { shards: shards.iter().map(hosted).collect(), wal, connections, removed })
+        Ok(Node { shards: shards.iter().map(hosted).collect(), wal, connections, front })
     }
 
     /// As it is configured.
@@ -255,6 +271,7 @@ impl Start {
         &self,
         record: &BirthRecord,
         peers: &Rc<Peers<SimEnv>>,
+        metrics: CoreHandle,
     ) -> Result<(Wal<SimEnv>, Vec<Rc<Shard<SimEnv>>>), String> {
         let (wal, mut recovered) = self.open_wal(record.cluster).await?;
         self.watch_log(wal.clone());
@@ -263,7 +280,7 @@ impl Start {
             shards_total: record.shards,
             clock: SimClock,
             wheel: wheel.clone(),
-            metrics: Metrics::new(1, 1).handle(0),
+            metrics,
             watch_sizes: self.watch_sizes,
         };
         let mut shards = Vec::new();
@@ -330,13 +347,13 @@ impl Start {
         &self,
         peers: &Rc<Peers<SimEnv>>,
         connections: &Rc<Connections>,
-        removed: &Rc<Cell<bool>>,
+        front: &Rc<NodeFront<SimEnv>>,
     ) {
-        let (peers, connections, removed) = (peers.clone(), connections.clone(), removed.clone());
+        let (peers, connections, front) = (peers.clone(), connections.clone(), front.clone());
         let mark = self.mark_removed.clone();
         drop(SimRt::spawn(async move {
             peers.until_outside().await;
-            removed.set(true);
+            front.remove();
             connections.refuse_all(ErrorCode::NODE_REMOVED);
             mark();
         }));
@@ -401,54 +418,65 @@ impl Start {
         }
     }
 
-    fn serve_clients(
+    /// Waits for admission, serving peers meanwhile; clients are told that it is not ready.
+    async fn admitted(
         &self,
-        cluster: ClusterId,
-        router: Rc<Router<SimEnv>>,
-        removed: Rc<Cell<bool>>,
-    ) -> Rc<Connections> {
-        let mut listener = self.host.listen(&client_addr(self.node)).expect("the address is free");
-        let connections = Connections::new(CONNECTIONS_MAX);
-        let door = Rc::new(Door { cluster, node: self.node, router, removed });
-        drop(SimRt::spawn(connections.clone().run_deadlines::<SimEnv>(SimClock)));
-        let serving = connections.clone();
-        drop(SimRt::spawn(async move {
-            loop {
-                let (reader, writer) = listener.accept().await;
-                let serving =
-                    serving.clone().serve::<SimEnv>(door.clone(), reader, writer, SimClock);
-                drop(SimRt::spawn(serving));
-            }
-        }));
-        connections
-    }
-}
-
-/// Waits for admission, serving peers meanwhile.
-async fn admitted(
-    founding: &Rc<Founding>,
-    peers: &Rc<Peers<SimEnv>>,
-    listener: &mut SimListener,
-) -> Result<BirthRecord, Outside> {
-    let join = founding.join(peers.clone());
-    let mut join = std::pin::pin!(join);
-    loop {
-        match SimRt::select2(join.as_mut(), listener.accept()).await {
-            Select2::First(record) => return record,
-            Select2::Second((reader, writer)) => {
-                let peers = peers.clone();
-                drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
+        founding: &Rc<Founding>,
+        peers: &Rc<Peers<SimEnv>>,
+        connections: &Rc<Connections>,
+        doors: &mut Doors,
+    ) -> Result<BirthRecord, Outside> {
+        let join = founding.join(peers.clone());
+        let mut join = std::pin::pin!(join);
+        loop {
+            let comes = SimRt::select2(doors.peers.accept(), doors.clients.accept());
+            match SimRt::select2(join.as_mut(), comes).await {
+                Select2::First(record) => return record,
+                Select2::Second(Select2::First(stream)) => serve_peer(peers, stream),
+                Select2::Second(Select2::Second(stream)) => {
+                    self.coverage.count(Seen::CameBeforeAdmission);
+                    serve_client(connections, Rc::new(EarlyFront), stream);
+                }
             }
         }
     }
 }
 
+/// Where peers and clients come to.
+struct Doors {
+    peers: SimListener,
+    clients: SimListener,
+}
+
+/// Both halves of an accepted stream.
+type Stream = (SimReader, SimWriter);
+
+fn serve_client(connections: &Rc<Connections>, front: Rc<dyn Front>, (reader, writer): Stream) {
+    let connections = connections.clone();
+    drop(SimRt::spawn(connections.serve::<SimEnv>(front, reader, writer, SimClock)));
+}
+
+fn serve_clients(
+    mut listener: SimListener,
+    connections: Rc<Connections>,
+    front: Rc<NodeFront<SimEnv>>,
+) {
+    drop(SimRt::spawn(async move {
+        loop {
+            serve_client(&connections, front.clone(), listener.accept().await);
+        }
+    }));
+}
+
+fn serve_peer(peers: &Rc<Peers<SimEnv>>, (reader, writer): Stream) {
+    let peers = peers.clone();
+    drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
+}
+
 fn serve_peers(mut listener: SimListener, peers: Rc<Peers<SimEnv>>) {
     drop(SimRt::spawn(async move {
         loop {
-            let (reader, writer) = listener.accept().await;
-            let peers = peers.clone();
-            drop(SimRt::spawn(async move { peers.serve(reader, writer).await }));
+            serve_peer(&peers, listener.accept().await);
         }
     }));
 }

@@ -407,7 +407,7 @@ impl Operator {
         let machine = self.cluster.machine(node);
         let Some(running) = machine.running() else { return };
         let shard = ShardId(0);
-        if !running.removed.get() {
+        if !running.front.is_removed() {
             let what = format!("node {node} was removed and does not know it");
             return self.cluster.violations.add("members", &what);
         }

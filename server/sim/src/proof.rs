@@ -11,7 +11,7 @@ use openraft_rt::AsyncRuntime;
 
 use crate::history::Violations;
 use crate::ledger::Ledger;
-use crate::logs::{Look, Seen};
+use crate::logs::{Look, Nodes, Seen};
 use crate::tables::Table;
 
 const SHARD: ShardId = ShardId(0);
@@ -20,6 +20,7 @@ const SHARD: ShardId = ShardId(0);
 pub(crate) fn prove() {
     SimRt::with_config(0, WorldConfig::default()).block_on(async { prove_ledger() });
     prove_logs();
+    prove_votes();
     prove_tables();
 }
 
@@ -54,10 +55,16 @@ fn log(node: u64, term: u64, applied: u64, entries: &[(u64, u32)]) -> Look {
 }
 
 fn found(steps: &[&[&Look]]) -> usize {
+    let whole = [1, 2, 3, 4].map(|node| (node, u64::MAX / 2));
+    let nodes = Nodes { may_vote: [1, 2, 3, 4].into(), reached: whole.into() };
+    found_with(&nodes, steps)
+}
+
+fn found_with(nodes: &Nodes, steps: &[&[&Look]]) -> usize {
     let (mut seen, violations) = (Seen::default(), Violations::default());
     for looks in steps {
         let looks: Vec<Look> = looks.iter().map(|look| (*look).clone()).collect();
-        seen.take(SHARD, &looks, &violations);
+        seen.take(SHARD, &looks, nodes, &violations);
     }
     violations.list().len()
 }
@@ -94,6 +101,22 @@ fn prove_logs() {
     assert_eq!(found(&[&[&leader], &[&fresh, &two, &three]]), 0, "applied before they voted");
 }
 
+fn prove_votes() {
+    let leader = Look { leads: true, last: 1_000, ..log(1, 3, 0, &[]) };
+    let with = Look { voters: vec![[1, 2, 3].into(), [2, 3, 4].into()], ..leader.clone() };
+    let nodes = |may_vote: &[u64], reached| Nodes {
+        may_vote: may_vote.iter().copied().collect(),
+        reached: [(4, reached)].into(),
+    };
+    let asked = nodes(&[1, 2, 3, 4], 900);
+    assert_eq!(found_with(&asked, &[&[&leader], &[&with]]), 0, "it may vote, and has the log");
+    let unasked = nodes(&[1, 2, 3], 900);
+    assert_eq!(found_with(&unasked, &[&[&leader], &[&with], &[&with]]), 1, "no operation");
+    let empty = nodes(&[1, 2, 3, 4], 0);
+    assert_eq!(found_with(&empty, &[&[&leader], &[&with], &[&with]]), 1, "it has nothing");
+    assert_eq!(found_with(&empty, &[&[&with], &[&with]]), 0, "a founder begins with nothing");
+}
+
 fn prove_tables() {
     let found = |next: &[Table]| {
         let first = Table { voters: [1, 2, 3].into(), ..Table::default() };
@@ -108,6 +131,11 @@ fn prove_tables() {
     let (learn, vote) = (under_way(MemberPhase::Learn), under_way(MemberPhase::Vote));
     let undo = under_way(MemberPhase::Undo);
     let (new, old) = (with([2, 3, 4]), with([1, 2, 3]));
+    assert!(!learn.may_vote().contains(&4), "it only learns");
+    assert!(
+        vote.may_vote().contains(&4) && vote.may_vote().contains(&1),
+        "the change is under way"
+    );
     assert_eq!(found(&[learn.clone(), vote.clone(), new.clone()]), 0, "carried out");
     assert_eq!(found(&[learn.clone(), undo.clone(), old.clone()]), 0, "given up");
     assert_eq!(found(&[learn.clone(), new.clone()]), 1, "carried out without a vote");

@@ -15,21 +15,21 @@ use std::time::Duration;
 use leasehold_core::backup::Contents;
 use leasehold_protocol::birth::{BirthRecord, BirthReply, Plan};
 use leasehold_protocol::command::{Caller, Command};
-use leasehold_protocol::error::{ErrorClass, ErrorCode};
+use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::event::EventKind;
 use leasehold_protocol::ids::{
     ClusterId, HoldSetVersion, LeaseId, Mode, NodeId, Number, Secret, ShardId,
 };
 use leasehold_protocol::outcome::Outcome;
-use leasehold_protocol::reply::{OutcomeReply, Reply};
-use leasehold_protocol::request::{CommandRequest, RenewItem, RenewRequest, Request};
+use leasehold_protocol::reply::Reply;
+use leasehold_protocol::request::{RenewItem, RenewRequest, Request};
 use leasehold_protocol::shard::{KEY_HASH, shard_of};
 use leasehold_server::env::Clock;
 use leasehold_server::identity::{Birth, Mint, RestorePlan};
-use leasehold_server::rt::sim::{SimClock, SimRng, SimRt};
-use leasehold_server::rt::sim_net::SimHost;
-use openraft_rt::{AsyncRuntime, MpscReceiver};
+use leasehold_server::rt::sim::{SimClock, SimRt};
+use openraft_rt::AsyncRuntime;
 
+use crate::asker::{Asker, TIMEOUT_MS};
 use crate::cluster::{Cluster, Death};
 use crate::coverage::Seen;
 use crate::ledger::Ledger;
@@ -49,8 +49,6 @@ const LIMIT: Duration = Duration::from_mins(1);
 /// A leader is seen to lead so much after it began, at most.
 const SEEN_LATE: Duration = Duration::from_millis(20);
 
-const PATIENCE: Duration = Duration::from_millis(700);
-const TIMEOUT_MS: u32 = 500;
 const SECRET: Secret = Secret([7; 16]);
 const KEYS: u64 = 6;
 
@@ -96,8 +94,8 @@ pub(crate) async fn restore(old: &Rc<Cluster>, contents: &Contents) {
     old.timeline.note(format!("RESTORED into {nodes} nodes, {} shards", params.shards));
     let new = Cluster::start_as(&old.world, &params, born);
     let domain = old.world.add_domain(Duration::from_secs(1), 0);
-    let host = new.net.host(domain);
-    let probe = Probe { old, new: &new, host, rng: rng.fork(), wait_ms };
+    let asker = Asker { host: new.net.host(domain), cluster: RESTORED, rng: rng.fork() };
+    let probe = Probe { old, new: &new, asker, nodes: (1..=nodes).collect(), wait_ms };
     if SimRt::timeout(LIMIT, probe.run()).await.is_err() {
         new.violations.add("G8", &format!("a restored cluster does not serve within {LIMIT:?}"));
     }
@@ -136,8 +134,8 @@ fn born(contents: &Contents, params: &Params, silent_ms: u64) -> BirthRecord {
 struct Probe<'a> {
     old: &'a Rc<Cluster>,
     new: &'a Rc<Cluster>,
-    host: SimHost,
-    rng: SimRng,
+    asker: Asker,
+    nodes: Vec<u64>,
     wait_ms: u64,
 }
 
@@ -149,7 +147,7 @@ impl Probe<'_> {
             self.is_empty(shard, &highest).await;
             self.knows_nobody(shard).await;
         }
-        if Link::open_to(&self.host, CLUSTER, 1).await.is_some() {
+        if Link::open_to(&self.asker.host, CLUSTER, 1).await.is_some() {
             self.wrong("a client of the old cluster is let in");
         }
         self.change_leader().await;
@@ -193,7 +191,7 @@ impl Probe<'_> {
         for lease in (1..=5).map(LeaseId) {
             let item = RenewItem { lease, secret: SECRET, version: HoldSetVersion(0) };
             let renew = RenewRequest { shard, timeout_ms: TIMEOUT_MS, items: vec![item] };
-            let reply = self.ask(&Request::Renew(renew)).await;
+            let reply = self.asker.ask(&self.nodes, &Request::Renew(renew)).await;
             let Reply::Renewed(renewed) = &reply else {
                 return self.wrong(&format!("a renewal of an old lease gave {reply:?}"));
             };
@@ -205,12 +203,16 @@ impl Probe<'_> {
 
     /// Now and then a leader dies while nothing is granted yet.
     async fn change_leader(&self) {
-        SimRt::sleep(Duration::from_millis(self.rng.below(self.wait_ms / 2))).await;
-        let leader = self.new.leader(ShardId(0)).filter(|_| self.rng.chance(500));
+        SimRt::sleep(Duration::from_millis(self.asker.rng.below(self.wait_ms / 2))).await;
+        let leader = self.new.leader(ShardId(0)).filter(|_| self.asker.rng.chance(500));
         if let Some(leader) = leader {
             self.old.timeline.note(format!("RESTORED: node {} dies", leader.node));
             self.old.coverage.count(Seen::RestoredUnderAnother);
-            self.new.crash(&leader, Death::Killed, Duration::from_millis(self.rng.below(1_000)));
+            self.new.crash(
+                &leader,
+                Death::Killed,
+                Duration::from_millis(self.asker.rng.below(1_000)),
+            );
         }
     }
 
@@ -261,33 +263,6 @@ impl Probe<'_> {
 
     /// `None` if it was refused for good.
     async fn command(&self, shard: ShardId, command: Command) -> Option<Outcome> {
-        let request = CommandRequest { shard, timeout_ms: TIMEOUT_MS, command };
-        match self.ask(&Request::Command(request)).await {
-            Reply::Outcome(OutcomeReply { outcome, .. }) => Some(outcome),
-            _ => None,
-        }
+        self.asker.command(&self.nodes, shard, command).await
     }
-
-    /// Asks any node until the answer is certain.
-    async fn ask(&self, request: &Request) -> Reply {
-        loop {
-            let node = 1 + self.rng.below(self.new.params.nodes);
-            if let Some(link) = Link::open_to(&self.host, RESTORED, node).await {
-                let answer = SimRt::timeout(PATIENCE, link.request(request).recv()).await;
-                if let Some(reply) = answer.ok().flatten().filter(is_certain) {
-                    return reply;
-                }
-            }
-            SimRt::sleep(Duration::from_millis(1 + self.rng.below(20))).await;
-        }
-    }
-}
-
-fn is_certain(reply: &Reply) -> bool {
-    let code = match reply {
-        Reply::Outcome(OutcomeReply { outcome: Outcome::Refused { code, .. }, .. }) => *code,
-        Reply::Error(error) => error.code,
-        _ => return true,
-    };
-    code.class() == ErrorClass::NotApplied
 }

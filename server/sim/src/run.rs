@@ -27,6 +27,7 @@ use crate::node::{Hosted, Node};
 use crate::operator::Operator;
 use crate::params::{Params, draw_rate_ppm};
 use crate::restore::restore;
+use crate::wake;
 use crate::witness::Witness;
 
 /// Within this, after all faults are taken back, everything must work again.
@@ -65,8 +66,10 @@ pub(crate) fn run_seed(seed: u64) -> ExitCode {
         logs.look(&cluster);
         cluster.coverage.add(Figure::CommittedEntries, logs.committed());
         cluster.coverage.add(Seen::MajorityCompared, logs.majorities());
+        cluster.coverage.add(Seen::VoteCompared, logs.votes());
         judge::look(&cluster, &history);
         let reports = judge::judge(&cluster, &history, &feeds, swarm.clocks_lie);
+        wake::tell(&cluster).await;
         if let Some(contents) = keeper.and_then(|keeper| keeper.stop()) {
             restore(&cluster, &contents).await;
         }

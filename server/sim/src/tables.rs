@@ -4,6 +4,9 @@
 //! - One operation at a time: the next begins when none is under way, and each goes the way
 //!   learn, vote, over; or learn, undo, over; or, if nobody comes, vote, over.
 //! - The voters change at its end alone, by the node that came and the node that went.
+//!
+//! A node may vote in a shard once a version says so: as a voter, or as the one that an operation
+//! adds, from when it votes on (`logs.rs` looks whether it does before).
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +28,13 @@ pub(crate) struct Table {
 }
 
 impl Table {
+    /// The nodes that may have a vote in any shard by this version.
+    pub(crate) fn may_vote(&self) -> BTreeSet<u64> {
+        let coming = self.operation.filter(|operation| operation.phase == MemberPhase::Vote);
+        let coming = coming.map(|operation| operation.add.0).filter(|node| *node > 0);
+        self.voters.iter().copied().chain(coming).collect()
+    }
+
     pub(crate) fn of(members: &Members) -> Self {
         let with = |standing| {
             let some = members.nodes().filter(move |info| info.standing == standing);
@@ -79,6 +89,8 @@ pub(crate) struct Tables {
     known: RefCell<BTreeMap<u64, Table>>,
     /// Operations under way when the leadership of shard 0 moved.
     handed_over: RefCell<BTreeSet<u64>>,
+    /// The nodes that any version lets vote.
+    may_vote: RefCell<BTreeSet<u64>>,
 }
 
 impl Tables {
@@ -105,7 +117,13 @@ impl Tables {
                 self.count(over, coverage);
             }
         }
+        self.may_vote.borrow_mut().extend(table.may_vote());
         known.insert(version, table);
+    }
+
+    /// The nodes that any version so far lets vote.
+    pub(crate) fn may_vote(&self) -> BTreeSet<u64> {
+        self.may_vote.borrow().clone()
     }
 
     fn count(&self, over: MemberOperation, coverage: &Coverage) {

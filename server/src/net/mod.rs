@@ -2,8 +2,10 @@
 //! ids; never Raft.
 
 mod connection;
+mod front;
 mod lanes;
 mod news;
+mod peer_service;
 mod reply;
 mod router;
 mod service;
@@ -11,6 +13,8 @@ mod status;
 mod watching;
 
 pub use connection::{Asked, Connections, Front};
+pub use front::{EarlyFront, NodeFront};
+pub use peer_service::{BirthService, CoreService};
 pub use reply::{ReplySink, ReplyTo, error};
 pub use router::{Hop, Hops, Router};
 pub use service::ForwardService;

@@ -5,17 +5,20 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use leasehold_protocol::birth::{BirthMember, BirthRecord, Plan};
+use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{ClusterId, NodeId};
 use openraft::AsyncRuntime;
 
 use super::Production;
 use super::core::Who;
+use super::stop::die;
 use crate::config::Config;
 use crate::env::{Clock, Env};
 use crate::error::NodeError;
 use crate::identity::{
     Birth, BirthError, BirthTransport, DataDir, Mint, build_unix_ms, found, join,
 };
+use crate::net::BirthService;
 use crate::raft::{Class, Peers};
 use crate::rt::clock::OsClock;
 
@@ -80,6 +83,17 @@ impl Founding {
             return Ok(join(&self.birth, &self.dir, &transport, &nodes).await?);
         }
         Ok(found(&self.birth, &self.dir, &transport, mint).await?)
+    }
+}
+
+impl BirthService for Founding {
+    fn serve(&self, kind: u8, body: &[u8]) -> Result<Vec<u8>, ErrorCode> {
+        let mut dir = self.dir.borrow_mut();
+        let served = self.birth.borrow_mut().serve(kind, body, &mut *dir);
+        served.unwrap_or_else(|error| {
+            // The promise may or may not be on disk: only a restart can tell.
+            die(error.exit(), format_args!("birth: {error}"))
+        })
     }
 }
 

@@ -1,6 +1,6 @@
 //! One core: its WAL, its Raft groups, its shards, its connections.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -16,8 +16,6 @@ use leasehold_protocol::ids::{ClusterId, NodeId, ShardId};
 use openraft::AsyncRuntime;
 
 use super::birth::Founding;
-use super::front::{EarlyFront, NodeFront};
-use super::service::CoreService;
 use super::stop::{Barrier, die};
 use super::{Production, ToCore, publish};
 use crate::admin::{Metrics, Phase};
@@ -28,7 +26,9 @@ use crate::error::{Exit, NodeError};
 use crate::identity::{DataDir, Owner};
 use crate::lease::CoreWheel;
 use crate::member::Membership;
-use crate::net::{Connections, Front, Hop, Hops, Router};
+use crate::net::{
+    BirthService, Connections, CoreService, EarlyFront, Front, Hop, Hops, NodeFront, Router,
+};
 use crate::raft::{
     ApplySink, Group, GroupFailed, GroupSpec, Identity, Member, Peers, Timings, first_leader,
 };
@@ -99,7 +99,7 @@ async fn serve(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
         Some(dir) => Some(Founding::new(&input.config, &input.who, dir)?),
         None => None,
     };
-    let service = CoreService::new(founding.clone());
+    let service = CoreService::new(founding.clone().map(|birth| birth as Rc<dyn BirthService>));
     peers.set_service(Rc::clone(&service) as _);
     let connections =
         Connections::new(input.config.process.client_connections_max.div_ceil(core.count));
@@ -132,12 +132,12 @@ async fn serve(core: Core, mut input: CoreInput) -> Result<(), NodeError> {
         peers,
         handed_over: Arc::clone(&input.handed_over),
         connections,
-        front: Rc::new(NodeFront {
-            router: Rc::clone(&router),
-            record: Rc::clone(&record),
-            metrics: input.metrics.handle(core.id as u32),
-            removed: Cell::new(false),
-        }),
+        front: NodeFront::new(
+            Rc::clone(&router),
+            Rc::clone(&record),
+            input.metrics.handle(core.id as u32),
+            OsClock,
+        ),
         founding,
         health: Arc::clone(&input.metrics),
     };
@@ -342,7 +342,7 @@ struct Running {
     router: Rc<Router<Production>>,
     peers: Rc<Peers<Production>>,
     connections: Rc<Connections>,
-    front: Rc<NodeFront>,
+    front: Rc<NodeFront<Production>>,
     handed_over: Arc<Barrier>,
     /// On core 0.
     founding: Option<Rc<Founding>>,
@@ -367,7 +367,7 @@ impl Running {
         let connections = Rc::clone(&self.connections);
         drop(Rt::spawn(connections.run_deadlines::<Production>(OsClock)));
         drop(Rt::spawn(publish::run(
-            self.front.metrics.clone(),
+            self.health.handle(self.router.core() as u32),
             Rc::clone(&self.router),
             Rc::clone(&self.connections),
             self.wal.clone(),
@@ -404,7 +404,7 @@ impl Running {
 
     /// This node is no member any more. Its connections end; whoever comes again is told who is.
     fn removed(&self) -> Result<(), NodeError> {
-        if self.front.removed.replace(true) {
+        if !self.front.remove() {
             return Ok(());
         }
         self.health.health().enter(Phase::Removed);

@@ -7,10 +7,8 @@
 
 mod birth;
 mod core;
-mod front;
 mod lanes;
 mod publish;
-mod service;
 mod stop;
 
 use std::os::fd::OwnedFd;

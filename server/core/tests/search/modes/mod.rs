@@ -1,11 +1,13 @@
 //! The same search for modes, several keys, re-entry, lock-delays and what else a hold can have.
 //!
-//! Its clients acknowledge at once and never retry (the other profiles do), so no command's outcome
-//! depends on retry memory, and the shape of a state is what its keys show. Every command of a
+//! Most of its clients acknowledge at once and never retry, so no command's outcome depends on retry
+//! memory, and the shape of a state is what its keys show; those of two profiles read late, cancel
+//! before they acquire and send everything again (`memory`). Every command of a
 //! profile's alphabet that makes sense is tried on the state, on its copy out of a snapshot and on
 //! the naive model; `rules` checks each step by itself. States are kept whole: the clones share
 //! what they have in common.
 
+mod memory;
 mod moves;
 mod rules;
 mod shape;
@@ -71,6 +73,8 @@ pub(crate) struct Profile {
     sessions: usize,
     asks: &'static [Ask],
     also: &'static [Also],
+    /// Clients raise floors and acknowledge by themselves, retry, and cancel what is to come.
+    reads_late: bool,
     depth: usize,
     /// Command and outcome, or what was seen, that must have come up by then.
     required: &'static [&'static str],
@@ -91,6 +95,7 @@ const LOCK: Profile = Profile {
         Ask::at_once(&[("k", S, 0)]),
     ],
     also: &[Also::Convert, Also::Force],
+    reads_late: false,
     depth: 10,
     required: &[
         "acquire: granted",
@@ -116,6 +121,7 @@ const POOL: Profile = Profile {
         Ask::at_once(&[("p", X, 0)]),
     ],
     also: &[Also::Limits],
+    reads_late: false,
     depth: 9,
     required: &[
         "acquire: granted",
@@ -136,6 +142,7 @@ const AGAIN: Profile = Profile {
     sessions: 2,
     asks: &[Ask::again(&[("k", X, 0)]), Ask::again(&[("k", S, 0)]), Ask::waiting(&[("k", X, 0)])],
     also: &[Also::Convert, Also::Force, Also::ReleaseAll],
+    reads_late: false,
     depth: 8,
     required: &[
         "acquire: already_held",
@@ -162,6 +169,7 @@ const DELAY: Profile = Profile {
         Ask::at_once(&[("p", P2, 2)]),
     ],
     also: &[Also::Convert, Also::Delays, Also::Force],
+    reads_late: false,
     depth: 6,
     required: &[
         "acquire: delayed",
@@ -186,6 +194,7 @@ const SEVERAL: Profile = Profile {
         Ask::waiting(&[("m", X, 0)]),
     ],
     also: &[Also::ReleaseAll, Also::TimeOut],
+    reads_late: false,
     depth: 6,
     required: &[
         "acquire: already_held",
@@ -208,12 +217,57 @@ const VALUES: Profile = Profile {
     sessions: 2,
     asks: &[Ask::waiting(&[("k", X, 0)]), Ask::waiting(&[("k", S, 0)])],
     also: &[Also::Values, Also::Convert, Also::Force],
+    reads_late: false,
     depth: 7,
     required: &[
         "ask_yield: changed",
         "ask_yield: not_owner",
         "set_value: changed",
         "set_value: not_owner",
+    ],
+};
+
+/// One lock in two modes, and all that can be late.
+const LATE: Profile = Profile {
+    name: "memory of readers and writers",
+    keys: &["k"],
+    sessions: 2,
+    asks: &[Ask::waiting(&[("k", X, 0)]), Ask::waiting(&[("k", S, 0)])],
+    also: &[],
+    reads_late: true,
+    depth: 5,
+    required: &[
+        "acquire: cancelled",
+        "acquire: number_below_floor",
+        "cancel: cancelled",
+        "cancel: granted",
+        "cancel: number_below_floor",
+        "cancel: released",
+        "release: released",
+        "seen: a retry of a grant",
+        "seen: a retry that waits",
+    ],
+};
+
+/// The same of acquires of two keys.
+const LATE_SEVERAL: Profile = Profile {
+    name: "memory of several keys",
+    keys: &["k", "m"],
+    sessions: 2,
+    asks: &[Ask::waiting(&[("k", X, 0), ("m", X, 0)]), Ask::waiting(&[("m", S, 0)])],
+    also: &[],
+    reads_late: true,
+    depth: 5,
+    required: &[
+        "acquire: cancelled",
+        "acquire: number_below_floor",
+        "cancel: cancelled",
+        "cancel: granted",
+        "cancel: released",
+        "release_all: released",
+        "seen: a hand-over of several keys",
+        "seen: a retry of a grant",
+        "seen: a retry that waits",
     ],
 };
 
@@ -336,6 +390,16 @@ fn lock_delays() {
 #[test]
 fn several_keys_at_once() {
     search(&SEVERAL);
+}
+
+#[test]
+fn memory_of_readers_and_writers() {
+    search(&LATE);
+}
+
+#[test]
+fn memory_of_several_keys() {
+    search(&LATE_SEVERAL);
 }
 
 #[test]

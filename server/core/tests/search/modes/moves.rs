@@ -1,11 +1,11 @@
 //! Every command of a profile's alphabet that the present state gives sense to.
 
-use leasehold_protocol::command::{Command, Want};
+use leasehold_protocol::command::{Caller, Command, Want};
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Token};
 
 use super::rules::{Holder, View};
 use super::world::{World, open};
-use super::{Also, Ask, Profile};
+use super::{Also, Ask, Profile, memory};
 use crate::world::WAIT_MS;
 
 pub(crate) fn moves(world: &World, view: &View, profile: &Profile) -> Vec<Command> {
@@ -14,8 +14,12 @@ pub(crate) fn moves(world: &World, view: &View, profile: &Profile) -> Vec<Comman
         list.push(open());
     }
     for lease in world.sessions.keys().copied() {
-        list.extend(profile.asks.iter().map(|ask| acquire(world, lease, ask)));
         list.push(Command::Expire { lease });
+        if profile.reads_late {
+            memory::moves(world, profile, lease, &mut list);
+            continue;
+        }
+        list.extend(profile.asks.iter().map(|ask| acquire(world.caller(lease, None), ask)));
         waits(world, view, profile, (lease, &mut list));
         holds(world, view, profile, (lease, &mut list));
     }
@@ -25,7 +29,7 @@ pub(crate) fn moves(world: &World, view: &View, profile: &Profile) -> Vec<Comman
     list
 }
 
-fn acquire(world: &World, lease: LeaseId, ask: &Ask) -> Command {
+pub(crate) fn acquire(caller: Caller, ask: &Ask) -> Command {
     let wants = ask.parts.iter().map(|(key, mode, limit)| Want {
         key: key.as_bytes().to_vec(),
         mode: *mode,
@@ -33,7 +37,7 @@ fn acquire(world: &World, lease: LeaseId, ask: &Ask) -> Command {
         reentrant: ask.reentrant,
     });
     Command::AcquireAll {
-        caller: world.caller(lease, None),
+        caller,
         wants: wants.collect(),
         own: None,
         value: Vec::new(),

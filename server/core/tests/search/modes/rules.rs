@@ -301,6 +301,8 @@ fn grants(before: &View, after: &View, command: &Command, told: &Told) -> Result
         }
     }
     match (command, told.outcome) {
+        // What was told before may be over by now.
+        _ if told.again => {}
         (Command::AcquireAll { wants, caller, .. }, Outcome::Granted(grant)) => {
             let fresh = grant.token.0 > before.last_token;
             for (token, want) in (grant.token.0..).zip(wants) {
@@ -349,6 +351,13 @@ pub(crate) fn seen(
         count(|kind| matches!(kind, EventKind::WaitEnded { outcome: Outcome::Granted(_), .. }));
     let ended =
         count(|kind| matches!(kind, EventKind::WaitEnded { outcome: Outcome::Refused { .. }, .. }));
+    if told.again && matches!(command, Command::AcquireAll { .. }) {
+        match told.outcome {
+            Outcome::Granted(_) => all.push("a retry of a grant"),
+            Outcome::Queued { .. } => all.push("a retry that waits"),
+            _ => {}
+        }
+    }
     if served > 1 {
         all.push("several grants in a step");
     }

@@ -2,16 +2,16 @@
 //!
 //! Left out are revision, tokens (of which a key keeps the order, by which its holds and delays are
 //! listed), the names of leases (every renaming is tried, the least reading counts), and numbers,
-//! of which it matters only which holds and waits are of one acquire, and retry memory, because
-//! these clients use every number once and have read every outcome.
+//! of which it matters only which holds and waits are of one acquire. Retry memory is read only of
+//! clients that read late (`memory`): the others use every number once and have read every outcome.
 
 use std::collections::BTreeMap;
 
 use leasehold_protocol::ids::{LeaseId, Number};
 
-use super::Profile;
 use super::rules::{KeyView, View};
 use super::world::World;
+use super::{Profile, memory};
 
 pub(crate) fn of(world: &World, profile: &Profile) -> Vec<u8> {
     let view = View::of(&world.state, profile);
@@ -19,7 +19,7 @@ pub(crate) fn of(world: &World, profile: &Profile) -> Vec<u8> {
     let orders = permutations(live.len()).into_iter();
     let readings = orders.map(|order| {
         let names = live.iter().zip(&order).map(|(lease, name)| (*lease, *name));
-        reading(&view, profile, &names.collect())
+        reading(world, &view, profile, &names.collect())
     });
     let mut least = readings.min().unwrap_or_default();
     least.push(live.len() as u8);
@@ -41,13 +41,29 @@ fn permutations(count: usize) -> Vec<Vec<u8>> {
     all
 }
 
-fn reading(view: &View, profile: &Profile, names: &BTreeMap<LeaseId, u8>) -> Vec<u8> {
+fn reading(
+    world: &World,
+    view: &View,
+    profile: &Profile,
+    names: &BTreeMap<LeaseId, u8>,
+) -> Vec<u8> {
     let mut groups = BTreeMap::new();
     let mut bytes = Vec::with_capacity(64);
     for key in profile.keys {
         let entry = view.keys.get(*key).cloned().unwrap_or_default();
         read_key(&entry, names, &mut groups, &mut bytes);
         bytes.push(255);
+    }
+    if profile.reads_late {
+        let mut order: Vec<_> = names.iter().map(|(lease, name)| (*name, *lease)).collect();
+        order.sort_unstable();
+        for (_, lease) in order {
+            let group = |lease, number| {
+                let next = groups.len() as u8;
+                *groups.entry((lease, number)).or_insert(next)
+            };
+            memory::read(world, view, lease, group, &mut bytes);
+        }
     }
     bytes
 }

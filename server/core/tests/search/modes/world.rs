@@ -5,27 +5,31 @@ use std::collections::BTreeMap;
 use leasehold_core::snapshot::{Decoder, Encoder};
 use leasehold_core::{State, invariants};
 use leasehold_protocol::command::{Caller, Command};
-use leasehold_protocol::event::Event;
+use leasehold_protocol::event::{Event, EventKind};
 use leasehold_protocol::ids::{LeaseId, Number, ShardId, Token};
 use leasehold_protocol::outcome::Outcome;
 
 use super::Profile;
+use super::memory::{Client, caller_of};
 use crate::naive::{self, Model};
-use crate::world::{SECRET, TOKEN_BASE, TTL_MS, WALL_MS};
+use crate::world::{SECRET, SLOT, TOKEN_BASE, TTL_MS, WALL_MS};
 
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) state: State,
     model: Model,
     model_revision: u64,
-    /// Live sessions with the next number of each.
-    pub(crate) sessions: BTreeMap<LeaseId, u64>,
+    /// Live sessions.
+    pub(crate) sessions: BTreeMap<LeaseId, Client>,
+    reads_late: bool,
 }
 
 /// What one command gave.
 pub(crate) struct Told {
     pub(crate) outcome: Outcome,
     pub(crate) events: Vec<Event>,
+    /// The state knew the command's number before.
+    pub(crate) again: bool,
 }
 
 pub(crate) fn open() -> Command {
@@ -39,6 +43,7 @@ impl World {
             model: Model::default(),
             model_revision: 0,
             sessions: BTreeMap::new(),
+            reads_late: profile.reads_late,
         };
         world.apply(&Command::Begin { token_base: Token(TOKEN_BASE) }).expect("it begins");
         for _ in 0..profile.sessions {
@@ -51,6 +56,7 @@ impl World {
     pub(crate) fn step(&self, command: &Command, copy: &State) -> Result<(Self, Told), String> {
         let mut world = self.clone();
         let told = world.apply(command)?;
+        self.judge(&world, command, &told)?;
         let mut copy = copy.clone();
         let mut events = Vec::new();
         let outcome = copy.apply(WALL_MS, command, &mut events);
@@ -66,8 +72,22 @@ impl World {
         Ok((world, told))
     }
 
+    /// What clients that read late know of a step to `world`.
+    fn judge(&self, world: &Self, command: &Command, told: &Told) -> Result<(), String> {
+        if !self.reads_late {
+            return Ok(());
+        }
+        if let Some(client) = caller_of(command).and_then(|one| self.sessions.get(&one.lease)) {
+            let changed = self.state.digest() != world.state.digest();
+            client.judge(command, told.outcome, changed)?;
+        }
+        world.sessions.iter().try_for_each(|(lease, client)| client.is_known(world, *lease))
+    }
+
     fn apply(&mut self, command: &Command) -> Result<Told, String> {
         let mut events = Vec::new();
+        let again = caller_of(command)
+            .is_some_and(|one| self.state.wait_result(one.lease, one.number).is_some());
         let outcome = self.state.apply(WALL_MS, command, &mut events);
         invariants::check(&self.state)?;
         let Self { model, model_revision, .. } = self;
@@ -81,30 +101,46 @@ impl World {
         if !kinds.iter().eq(events.iter().map(|event| &event.kind)) {
             return Err(format!("the model's events are {kinds:?}, not {events:?}"));
         }
-        self.learn(command, &outcome);
-        Ok(Told { outcome, events })
+        let told = Told { outcome, events, again };
+        self.learn(command, &told);
+        Ok(told)
     }
 
-    fn learn(&mut self, command: &Command, outcome: &Outcome) {
-        if let Outcome::Opened { lease, .. } = outcome {
-            self.sessions.insert(*lease, 1);
+    fn learn(&mut self, command: &Command, told: &Told) {
+        if let Outcome::Opened { lease, .. } = told.outcome {
+            self.sessions.insert(lease, Client::default());
         }
-        if let Command::AcquireAll { caller, .. }
-        | Command::Release { caller, .. }
-        | Command::ReleaseAll { caller, .. }
-        | Command::Convert { caller, .. }
-        | Command::SetValue { caller, .. } = command
-        {
-            self.sessions.insert(caller.lease, caller.number.0 + 3);
+        let client = caller_of(command).and_then(|one| self.sessions.get_mut(&one.lease));
+        match (client, command) {
+            (Some(client), _) if self.reads_late => {
+                client.learn(command, told.outcome, told.again);
+            }
+            // Its number is one of those that the acquire has reserved.
+            (Some(_), Command::Cancel { .. }) | (None, _) => {}
+            (Some(client), _) => {
+                client.next = caller_of(command).map_or(client.next, |one| one.number.0 + SLOT);
+            }
+        }
+        for event in told.events.iter().filter(|_| self.reads_late) {
+            if let EventKind::WaitEnded { lease, number, outcome, .. } = event.kind
+                && let Some(client) = self.sessions.get_mut(&lease)
+            {
+                client.ended(number, outcome);
+            }
         }
         let state = &self.state;
         self.sessions.retain(|lease, _| state.lease(*lease).is_some());
     }
 
-    /// The caller of a command under a fresh number, or under one that was reserved: everything
-    /// that was told before has been read.
+    /// The caller of a command under a fresh number, or under one that was reserved or used. A client
+    /// that does not read late has read everything that was told before.
     pub(crate) fn caller(&self, lease: LeaseId, reserved: Option<u64>) -> Caller {
-        let next = self.sessions[&lease];
+        let Client { next, floor, .. } = self.sessions[&lease];
+        if self.reads_late {
+            let number = Number(reserved.unwrap_or(next));
+            let (floor, acks) = (Number(floor), vec![]);
+            return Caller { lease, secret: SECRET, number, floor, acks };
+        }
         let memory = self.state.lease(lease).expect("it is live").memory();
         let read = memory.filter(|one| (one.keep || one.late) && one.outcome.is_some());
         Caller {

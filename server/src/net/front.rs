@@ -12,16 +12,16 @@ use leasehold_protocol::reply::{NodeAddress, Reply, ServerHello};
 use leasehold_protocol::request::Request;
 use leasehold_protocol::watch::WatchRequest;
 
-use super::Production;
+use super::connection::{Asked, Front};
+use super::reply::ReplyTo;
+use super::router::Router;
 use crate::admin::{CoreHandle, Counter, Distribution};
-use crate::env::Clock;
-use crate::net::{Asked, Front, ReplyTo, Router};
-use crate::rt::clock::OsClock;
+use crate::env::{Clock, Env};
 use crate::shard::Origin;
 use crate::watch::WatchName;
 
 /// The front of a node whose cluster is not founded, or has not admitted it.
-pub(super) struct EarlyFront;
+pub struct EarlyFront;
 
 impl Front for EarlyFront {
     fn cluster(&self) -> ClusterId {
@@ -40,15 +40,38 @@ impl Front for EarlyFront {
 }
 
 /// What connections see of the node.
-pub(super) struct NodeFront {
-    pub(super) router: Rc<Router<Production>>,
-    pub(super) record: Rc<BirthRecord>,
-    pub(super) metrics: CoreHandle,
+pub struct NodeFront<E: Env> {
+    router: Rc<Router<E>>,
+    record: Rc<BirthRecord>,
+    metrics: CoreHandle,
+    clock: E::Clock,
     /// The node was removed from the cluster: it names the others and does nothing else.
-    pub(super) removed: Cell<bool>,
+    removed: Cell<bool>,
 }
 
-impl Front for NodeFront {
+impl<E: Env> NodeFront<E> {
+    /// The front of a member of the cluster of this record.
+    pub fn new(
+        router: Rc<Router<E>>,
+        record: Rc<BirthRecord>,
+        metrics: CoreHandle,
+        clock: E::Clock,
+    ) -> Rc<Self> {
+        Rc::new(Self { router, record, metrics, clock, removed: Cell::new(false) })
+    }
+
+    /// The node is no member any more; false if that was known.
+    pub fn remove(&self) -> bool {
+        !self.removed.replace(true)
+    }
+
+    /// It is known that the node was removed.
+    pub fn is_removed(&self) -> bool {
+        self.removed.get()
+    }
+}
+
+impl<E: Env> Front for NodeFront<E> {
     fn cluster(&self) -> ClusterId {
         self.record.cluster
     }
@@ -97,11 +120,11 @@ impl Front for NodeFront {
             self.metrics.count(Counter::RequestOther);
             return None;
         }
-        Some(Asked { kind: figures_of(request).1, at: OsClock.now() })
+        Some(Asked { kind: figures_of(request).1, at: self.clock.now() })
     }
 
     fn took(&self, asked: Asked) {
-        self.metrics.record(asked.kind, OsClock.now().since(asked.at).as_nanos() as u64);
+        self.metrics.record(asked.kind, self.clock.now().since(asked.at).as_nanos() as u64);
     }
 
     fn answered(&self, reply: &Reply) {

@@ -11,29 +11,35 @@ use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::peer;
 use rkyv::rancor;
 
-use super::Production;
-use super::birth::Founding;
-use super::stop::die;
-use crate::net::{ForwardService, Router};
+use super::router::Router;
+use super::service::ForwardService;
+use crate::env::Env;
 use crate::raft::{PeerInfo, PeerService};
 use crate::shard::FORWARD_KIND;
 
-/// One core's service.
-pub(super) struct CoreService {
-    /// On core 0 only.
-    founding: Option<Rc<Founding>>,
-    forward: RefCell<Option<Rc<ForwardService<Production>>>>,
-    router: RefCell<Option<Rc<Router<Production>>>>,
+/// Answers what nodes ask each other before they are a cluster. It ends the process where its own
+/// promise may be lost, so it has no error but the code for the peer.
+pub trait BirthService {
+    /// Handles one question.
+    fn serve(&self, kind: u8, body: &[u8]) -> Result<Vec<u8>, ErrorCode>;
 }
 
-impl CoreService {
+/// One core's service.
+pub struct CoreService<E: Env> {
+    /// On core 0 only.
+    birth: Option<Rc<dyn BirthService>>,
+    forward: RefCell<Option<Rc<ForwardService<E>>>>,
+    router: RefCell<Option<Rc<Router<E>>>>,
+}
+
+impl<E: Env> CoreService<E> {
     /// Serves the birth only, until `open`.
-    pub(super) fn new(founding: Option<Rc<Founding>>) -> Rc<Self> {
-        Rc::new(Self { founding, forward: RefCell::default(), router: RefCell::default() })
+    pub fn new(birth: Option<Rc<dyn BirthService>>) -> Rc<Self> {
+        Rc::new(Self { birth, forward: RefCell::default(), router: RefCell::default() })
     }
 
     /// The shards run: forwarded requests are taken from now on.
-    pub(super) fn open(&self, router: Rc<Router<Production>>) {
+    pub fn open(&self, router: Rc<Router<E>>) {
         self.router.replace(Some(Rc::clone(&router)));
         self.forward.replace(Some(Rc::new(ForwardService::new(router))));
     }
@@ -52,17 +58,11 @@ impl CoreService {
     }
 
     fn birth(&self, kind: u8, body: &[u8]) -> Result<Vec<u8>, ErrorCode> {
-        let founding = self.founding.as_ref().ok_or(ErrorCode::UNKNOWN_KIND)?;
-        let mut dir = founding.dir.borrow_mut();
-        let served = founding.birth.borrow_mut().serve(kind, body, &mut *dir);
-        served.unwrap_or_else(|error| {
-            // The promise may or may not be on disk: only a restart can tell.
-            die(error.exit(), format_args!("birth: {error}"))
-        })
+        self.birth.as_ref().ok_or(ErrorCode::UNKNOWN_KIND)?.serve(kind, body)
     }
 }
 
-impl PeerService for CoreService {
+impl<E: Env> PeerService for CoreService<E> {
     fn handle(
         &self,
         from: &PeerInfo,
