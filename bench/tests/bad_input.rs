@@ -11,7 +11,7 @@ use std::time::Duration;
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process;
 use leasehold_bench::wire::{Wire, refusal};
-use leasehold_protocol::command::{Caller, Command, OwnLease};
+use leasehold_protocol::command::{Caller, Command, OwnLease, Want};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{HoldSetVersion, LeaseId, Mode, Number, Secret, ShardId, Token};
 use leasehold_protocol::limits::{KEY_LEN_MAX, VALUE_LEN_MAX, WINDOW};
@@ -20,6 +20,7 @@ use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{
     CommandRequest, Freshness, GetRequest, RenewItem, RenewRequest, Request,
 };
+use leasehold_protocol::shard::shard_of;
 
 const LIMIT: Duration = Duration::from_secs(5);
 const SECRET: Secret = Secret([1; 16]);
@@ -104,6 +105,48 @@ fn every_bad_input_has_its_code_and_nothing_is_lost() {
         leases(&mut client);
     }
     cluster.wait_leader(0, PATIENCE).expect("still a leader");
+}
+
+/// A client that does not look at the shards of its keys itself could hold one in two of them.
+#[test]
+fn a_key_of_another_shard_among_several_is_refused_by_the_server() {
+    const SHARDS: u32 = 2;
+    let _alone = process::alone();
+    let cluster = Cluster::start(Spec { shards: SHARDS, ..Spec::default() }).expect("a cluster");
+    let key = |shard: u32| {
+        let mut keys = (0..).map(|n| format!("doc/{n}").into_bytes());
+        keys.find(|key| shard_of(key, SHARDS) == ShardId(shard)).expect("there are enough")
+    };
+    for addr in cluster.endpoints() {
+        let wire = Wire::connect(addr, LIMIT).expect("connected");
+        let mut client = Client { wire, lease: LeaseId(0), next: 1 };
+        let Outcome::Opened { lease, .. } =
+            client.outcome(Command::Open { ttl_ms: 60_000, secret: SECRET, label: Vec::new() })
+        else {
+            panic!("no session")
+        };
+        client.lease = lease;
+        for keys in [vec![key(0), key(1)], vec![key(1), key(0)], vec![key(1)]] {
+            let want = |key| Want { key, mode: Mode::EXCLUSIVE, limit: 0, reentrant: false };
+            let caller = client.caller();
+            let reply = client.command(Command::AcquireAll {
+                caller,
+                wants: keys.into_iter().map(want).collect(),
+                own: None,
+                value: Vec::new(),
+                wait_ms: 0,
+                delay_ms: 0,
+            });
+            expect(&reply, ErrorCode::WRONG_SHARD, "a key of shard 1 in shard 0");
+        }
+        for shard in 0..SHARDS {
+            let freshness = Freshness::Linearizable;
+            let get = GetRequest { key: key(shard), freshness, timeout_ms: 3_000 };
+            let reply = client.wire.call(&Request::Get(get), LIMIT).expect("an answer");
+            let Reply::Keys(reply) = reply else { panic!("{reply:?}") };
+            assert!(reply.keys.iter().all(|key| key.holders.is_empty()), "nothing was granted");
+        }
+    }
 }
 
 /// B149: a lease that ends before a leader can be replaced is refused where it is asked for.

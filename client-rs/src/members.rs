@@ -33,7 +33,8 @@ impl Client {
     }
 
     /// Spreads the leaders: each voter that answers leads its share of the shards. Returns the
-    /// moves that were made; a shard whose leader is where it should be is left alone.
+    /// moves that were made; a shard whose leader is where it should be is left alone. A move that
+    /// fails holds up no other; if all fail, the first failure is returned.
     pub async fn spread_leaders(&self) -> Result<Vec<(ShardId, NodeId)>, CallError> {
         let status = self.status().await?;
         let reachable = status.nodes.iter().filter(|node| node.reachable);
@@ -50,10 +51,17 @@ impl Client {
         let moves = spread(&leaders, &nodes, |shard, node| {
             votes(shard, Role::Leader).chain(votes(shard, Role::Follower)).any(|it| it == node)
         });
-        for (shard, node) in &moves {
-            self.transfer_leader(*shard, Some(*node)).await?;
+        let (mut made, mut failed) = (Vec::new(), None);
+        for (shard, node) in moves {
+            match self.transfer_leader(shard, Some(node)).await {
+                Ok(_) => made.push((shard, node)),
+                Err(error) => failed = failed.or(Some(error)),
+            }
         }
-        Ok(moves)
+        match failed {
+            Some(error) if made.is_empty() => Err(error),
+            _ => Ok(made),
+        }
     }
 }
 

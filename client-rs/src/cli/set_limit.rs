@@ -12,7 +12,8 @@ use super::say;
 pub(super) struct Args {
     /// The key of a semaphore that is in use
     key: String,
-    /// How many permits it has from now on, 1 to 1024; present holds keep theirs
+    /// How many permits it has from now on, 1 to 1024; present holds keep theirs. Once nobody holds
+    /// the key or waits for it, the next acquire states its limit anew
     permits: u32,
 }
 

@@ -37,7 +37,8 @@ impl Waits {
     /// replaces is answered with `resync`: if its client is still there, it sends again, and then
     /// the newest connection is the living one.
     pub(super) fn register(&mut self, lease: LeaseId, number: Number, to: ReplyTo) -> Option<Wait> {
-        if self.by_number.len() >= WAITS_MAX {
+        let replaces = self.by_number.contains_key(&(lease, number));
+        if self.by_number.len() >= WAITS_MAX && !replaces {
             return None;
         }
         self.generation += 1;

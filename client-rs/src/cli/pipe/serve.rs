@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold::{
-    Client, ErrorCode, Failure, Guard, MultiGuard, Places, Session, Ticket, WatchTarget,
+    Client, ErrorCode, Failure, Guard, HoldState, MultiGuard, Places, Session, Ticket, WatchTarget,
 };
 use serde_json::{Value, json};
 use tokio::io::{BufReader, Stdin};
@@ -394,6 +394,8 @@ impl Pipe {
                 // All are lost together; the first stands for all.
                 let key = holds.first().map_or_else(String::new, |(key, _)| (*key).to_owned());
                 tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
+                // Those that were lost have been told of.
+                self.groups.retain(|_, group| !matches!(group.state(), HoldState::Lost(_)));
                 self.groups.insert(token, guard);
                 self.reply(&id, reply).await;
             }
