@@ -10,6 +10,8 @@ mod members;
 
 #[path = "shard/delays.rs"]
 mod delays;
+#[path = "shard/far.rs"]
+mod far;
 #[path = "shard/following.rs"]
 mod following;
 

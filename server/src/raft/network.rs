@@ -37,11 +37,14 @@ use super::rounds::{Rounds, Stamp};
 use super::snapshot::{Built, SnapshotFile};
 use super::types::{LogId, Member, RaftTypes, Vote};
 use crate::env::Env;
+use crate::rt::channels::oneshot;
 
 /// Requests of one stream without an answer, at most.
 const PIPELINE_MAX: usize = 32;
 /// Bytes of entries of one stream without an answer, about; one request may always go.
 const PIPELINE_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Longest wait for the answer to a heartbeat. Bounds how many are under way to a node that is slow.
+const HEARTBEAT_ANSWER_MAX: Duration = Duration::from_secs(1);
 /// Longest wait for the answer to one step of a snapshot; the last one includes its installation.
 const SNAPSHOT_STEP_TIMEOUT: Duration = Duration::from_secs(10);
 const SNAPSHOT_INSTALL_TIMEOUT: Duration = Duration::from_mins(1);
@@ -173,6 +176,19 @@ impl<E: Env> Client<E> {
         let answer = self.send(class, peer::APPEND, Some(stamp.clone()), &request).await;
         let answer = answer.map_err(|error| rpc_error(&error))?;
         Ok(Sent { vote: rpc.vote, previous: rpc.prev_log_id, last, bytes, stamp, answer })
+    }
+
+    /// The answer to a heartbeat, which is waited for also when the engine does not any more: it
+    /// gives up after its heartbeat interval, and where a round trip takes longer than that, no
+    /// round of an idle shard would ever be confirmed.
+    async fn heartbeat(self, rpc: AppendEntriesRequest<C<E>>) -> Rpc<StreamAppendResult<C<E>>, E> {
+        let (tell, told) = oneshot();
+        drop(E::Rt::spawn(async move {
+            let ask = async { self.append(Class::Heartbeat, rpc).await?.result::<E>().await };
+            let answer = E::Rt::timeout(HEARTBEAT_ANSWER_MAX, ask).await;
+            let _ = tell.send(answer.unwrap_or_else(|_| Err(rpc_error(&PeerError::TimedOut))));
+        }));
+        told.await.unwrap_or_else(|_| Err(rpc_error(&PeerError::Closed)))
     }
 
     fn vote_request(&self, rpc: &VoteRequest<C<E>>) -> peer::VoteRequest {
@@ -439,10 +455,7 @@ impl<E: Env> RaftNetworkV2<C<E>> for Client<E> {
             };
             let client = self.clone();
             if self.class == Class::Heartbeat {
-                let answer = async move {
-                    client.append(Class::Heartbeat, first).await?.result::<E>().await
-                };
-                return Ok(stream::once(answer).boxed_local());
+                return Ok(stream::once(client.heartbeat(first)).boxed_local());
             }
             let under_way = VecDeque::new();
             let mut pipeline = Pipeline { client, input, input_ended: false, under_way, cuts };
