@@ -23,7 +23,7 @@ use rkyv::rancor;
 use super::Membership;
 use crate::env::Env;
 use crate::net::{ReplyTo, error};
-use crate::raft::{Class, Leadership};
+use crate::raft::Leadership;
 use crate::shard::Origin;
 
 /// A node that does not answer within this time is not there.
@@ -66,12 +66,12 @@ impl<E: Env> Membership<E> {
                 MemberCommand::Start { add: Some(self.meet(new).await?), remove: None }
             }
             MemberChange::Remove { node } => {
-                self.check_majority(node, None).await?;
+                self.check_majority(node, 0).await?;
                 MemberCommand::Start { add: None, remove: Some(node) }
             }
             MemberChange::Replace { old, new } => {
                 let add = self.meet(new).await?;
-                self.check_majority(old, Some(add.node)).await?;
+                self.check_majority(old, 1).await?;
                 MemberCommand::Start { add: Some(add), remove: Some(old) }
             }
             MemberChange::Abort { operation } => MemberCommand::Abort { operation },
@@ -97,8 +97,8 @@ impl<E: Env> Membership<E> {
         if let Some(entry) = self.known(node)? {
             return Ok(entry);
         }
-        self.peers.set_address(node, peer_addr.clone());
-        let asked = self.peers.call(node, Class::Forward, KIND_QUERY, &[], ASK_TIMEOUT).await;
+        // Until it is a member, nothing of it is remembered, least of all a wrong address.
+        let asked = self.peers.ask_at(node, &peer_addr, KIND_QUERY, &[], ASK_TIMEOUT).await;
         let body = asked.map_err(|error| {
             let text = format!("node {node} does not answer at {peer_addr}: {error}");
             Refusal(ErrorCode::NODE_UNREACHABLE, text)
@@ -112,6 +112,7 @@ impl<E: Env> Membership<E> {
     }
 
     /// The table's entry of a node that the operation under way adds; an error if the id was used.
+    /// Those of the record are in the table as soon as there is one.
     fn known(&self, node: NodeId) -> Result<Option<MemberEntry>, Refusal> {
         let state = self.shard.state().borrow();
         let members = state.members();
@@ -119,11 +120,13 @@ impl<E: Env> Membership<E> {
         match (members.operation(), info) {
             (Some(operation), Some(info)) if operation.add == node => Ok(Some(info.entry.clone())),
             (Some(_), _) => Err(ErrorCode::MEMBER_CHANGE_UNDER_WAY.into()),
-            (None, Some(_)) => {
+            (None, None) if !self.record.members.iter().any(|founder| founder.node == node) => {
+                Ok(None)
+            }
+            (None, _) => {
                 let text = format!("node id {node} is or was a member's: it is never used again");
                 Err(Refusal(ErrorCode::NODE_ID_USED, text))
             }
-            (None, None) => Ok(None),
         }
     }
 
@@ -150,18 +153,18 @@ impl<E: Env> Membership<E> {
         Ok(())
     }
 
-    /// Those that stay, and the one that comes, must be a majority of what will be.
-    async fn check_majority(&self, goes: NodeId, comes: Option<NodeId>) -> Result<(), Refusal> {
-        let mut voters = self.voters();
-        voters.retain(|node| *node != goes);
-        voters.extend(comes);
-        let asked = voters.iter().map(|node| self.shard.group().answers(*node, ASK_TIMEOUT));
-        let answering = join_all(asked).await.into_iter().filter(|answers| *answers).count();
+    /// Those that stay, and the `comes` that come and have answered, must be a majority of what
+    /// will be.
+    async fn check_majority(&self, goes: NodeId, comes: usize) -> Result<(), Refusal> {
+        let mut stay = self.voters();
+        stay.retain(|node| *node != goes);
+        let asked = stay.iter().map(|node| self.shard.group().answers(*node, ASK_TIMEOUT));
+        let answers = join_all(asked).await.into_iter().filter(|answers| *answers).count();
+        let (answering, of) = (answers + comes, stay.len() + comes);
         // Nobody left is the state machine's to refuse.
-        if voters.is_empty() || answering > voters.len() / 2 {
+        if of == 0 || answering > of / 2 {
             return Ok(());
         }
-        let of = voters.len();
         let text = format!("without node {goes} only {answering} of {of} voters answer");
         Err(Refusal(ErrorCode::NO_MAJORITY_LEFT, text))
     }
