@@ -23,7 +23,7 @@ use rkyv::rancor;
 use super::Membership;
 use crate::env::Env;
 use crate::net::{ReplyTo, error};
-use crate::raft::Leadership;
+use crate::raft::{Leadership, PeerError};
 use crate::shard::Origin;
 
 /// A node that does not answer within this time is not there.
@@ -99,10 +99,7 @@ impl<E: Env> Membership<E> {
         }
         // Until it is a member, nothing of it is remembered, least of all a wrong address.
         let asked = self.peers.ask_at(node, &peer_addr, KIND_QUERY, &[], ASK_TIMEOUT).await;
-        let body = asked.map_err(|error| {
-            let text = format!("node {node} does not answer at {peer_addr}: {error}");
-            Refusal(ErrorCode::NODE_UNREACHABLE, text)
-        })?;
+        let body = asked.map_err(|error| not_met(node, &peer_addr, &error))?;
         let answer = rkyv::from_bytes::<BirthAnswer, rancor::Error>(&body);
         let answer = answer.map_err(|_| Refusal::from(ErrorCode::MALFORMED))?;
         self.check_fresh(node, &answer)?;
@@ -167,5 +164,20 @@ impl<E: Env> Membership<E> {
         }
         let text = format!("without node {goes} only {answering} of {of} voters answer");
         Err(Refusal(ErrorCode::NO_MAJORITY_LEFT, text))
+    }
+}
+
+/// Why a node that was asked at an address is not added.
+fn not_met(node: NodeId, peer_addr: &str, error: &PeerError) -> Refusal {
+    let elsewhere = [ErrorCode::NO_SUCH_NODE, ErrorCode::WRONG_CLUSTER];
+    match error {
+        PeerError::Refused { code, message } if elsewhere.contains(code) => {
+            let text = format!("who answers at {peer_addr} is not a fresh node {node}: {message}");
+            Refusal(ErrorCode::NODE_NOT_FRESH, text)
+        }
+        _ => {
+            let text = format!("node {node} does not answer at {peer_addr}: {error}");
+            Refusal(ErrorCode::NODE_UNREACHABLE, text)
+        }
     }
 }
