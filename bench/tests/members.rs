@@ -8,6 +8,8 @@ mod bare;
 mod changes;
 #[path = "members/faults.rs"]
 mod faults;
+#[path = "members/fresh.rs"]
+mod fresh;
 #[path = "members/pipe.rs"]
 mod pipe;
 #[path = "support/pipe.rs"]

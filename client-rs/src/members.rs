@@ -23,7 +23,8 @@ impl Client {
     }
 
     /// Begins a change of the membership, or gives one up, and returns its operation's number. It
-    /// goes on by itself; `members` tells how far it is.
+    /// goes on by itself; `members` tells how far it is. The number is 0 if the reply was lost, and
+    /// the member table shows that the change was made and is over.
     pub async fn change_members(&self, change: MemberChange) -> Result<u64, CallError> {
         let request = Request::MemberChange(MemberChangeRequest { change, timeout_ms: 0 });
         match self.inner.call(TABLE, request).await? {

@@ -156,6 +156,39 @@ fn peers_with_the_secret_talk_on_every_class() {
 }
 
 #[test]
+fn a_question_at_an_address_leaves_nothing_behind() {
+    run(1, async {
+        let net = net();
+        let one = start(&net, identity(1), &addr(1));
+        let four = start(&net, identity(4), "elsewhere:1");
+        let ask_at = async |node: u64, addr: &'static str| {
+            let peers = one.peers.clone();
+            let asked =
+                async move { peers.ask_at(NodeId(node), addr, ASK, b"hello", PATIENCE).await };
+            SimWorld::current().spawn_in(one.domain, asked).await.expect("nobody kills the node")
+        };
+        assert_eq!(ask_at(4, "elsewhere:1").await, Ok(b"hello".to_vec()));
+        assert_eq!(ask(&one, 4).await, Err(PeerError::UnknownNode));
+        let other = ask_at(5, "elsewhere:1").await;
+        let code = ErrorCode::NO_SUCH_NODE;
+        assert!(
+            matches!(&other, Err(PeerError::Refused { code: said, .. }) if *said == code),
+            "{other:?}"
+        );
+        let nobody = ask_at(4, "nowhere:1").await;
+        assert!(matches!(nobody, Err(PeerError::Unreachable(_))), "{nobody:?}");
+        raft_support::until("no connection is left", || four.peers.accepted_len() == 0).await;
+        // What a node says itself, when it comes, is another matter; it counts as it was said last.
+        assert_eq!(ask(&four, 1).await, Ok(b"hello".to_vec()));
+        refused_with(&ask(&one, 4).await, "broke off");
+        let moved = Identity { peer_addr: "elsewhere:1".to_owned(), ..identity(4) };
+        let moved = start(&net, moved, "elsewhere:2");
+        assert_eq!(ask(&moved, 1).await, Ok(b"hello".to_vec()));
+        assert_eq!(ask(&one, 4).await, Ok(b"hello".to_vec()));
+    });
+}
+
+#[test]
 fn another_secret_is_refused_by_both_sides() {
     run(2, async {
         let net = net();

@@ -72,14 +72,10 @@ fn what_must_not_be_is_refused_and_changes_nothing() {
     });
     let peer = |cluster: &Cluster, node: u64| cluster.addresses(node).peer.to_string();
     let all = [1, 2, 3];
-    let (one, three) = (peer(&cluster, 1), peer(&cluster, 3));
+    let three = peer(&cluster, 3);
     assert_eq!(rig::refused(&cluster, &all, &["member", "remove", "9"]), "not_a_member");
     let used = ["member", "add", "3", "--peer", &three];
     assert_eq!(rig::refused(&cluster, &all, &used), "node_id_used");
-    // Another node is there, or one that belongs to the cluster.
-    let wrong = ["member", "add", "8", "--peer", &one];
-    let said = rig::refused(&cluster, &all, &wrong);
-    assert!(["node_unreachable", "node_not_fresh"].contains(&said.as_str()), "{said}");
     // From a client, what only leaders and drivers may ask.
     let mut wire = Wire::connect(cluster.addresses(1).client, PATIENCE).expect("connected");
     let fence = Command::Member(MemberCommand::Fence { version: u64::MAX });

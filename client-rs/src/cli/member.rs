@@ -103,7 +103,8 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
         }
     };
     let operation = client.change_members(change).await?;
-    if follow.no_wait {
+    // Without a number it is over already.
+    if follow.no_wait && operation != 0 {
         return begun(options, operation);
     }
     follow_up(options, &client, operation).await
@@ -154,7 +155,11 @@ fn over(options: &Options, members: &MembersReply, operation: u64) -> Result<Exi
         object["done"] = true.into();
         say(&object.to_string())?;
     } else {
-        say(&format!("operation {operation} is over; members: {}", voters(members)))?;
+        let what = match operation {
+            0 => "the change".to_owned(),
+            operation => format!("operation {operation}"),
+        };
+        say(&format!("{what} is over; members: {}", voters(members)))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -14,6 +14,7 @@ use leasehold_protocol::outcome::Outcome;
 use leasehold_protocol::reply::{ErrorReply, LeaderHint, OutcomeReply, Reply};
 use leasehold_protocol::request::{CommandRequest, Request};
 
+use super::member::Doubt;
 use super::rng::Backoff;
 use super::route::{Choice, InFlight, Lane};
 use super::{
@@ -302,6 +303,7 @@ impl Core {
             }
             Owner::Call(call) => match self.calls.get(call)? {
                 Call::Request(request) => Some((with_timeout(request, timeout_ms), Vec::new())),
+                Call::Doubt(_) => Some((Doubt::request(timeout_ms), Vec::new())),
                 Call::Renew { .. } | Call::Change { .. } => None,
             },
             Owner::Watch(watch, shard) => Some((self.build_watch(*watch, *shard)?, Vec::new())),
@@ -486,6 +488,7 @@ impl Core {
         let exchange = self.exchanges.remove(&id).expect("the caller looked it up");
         self.timers.cancel(Timer::Exchange(id));
         let retried = exchange.attempts > 1;
+        let in_doubt = exchange.uncertain.then_some(exchange.deadline);
         match exchange.owner {
             Owner::Open(lease) => self.open_answered(lease, result, sent_at),
             Owner::Orphan { shard, secret } => self.orphan_answered(shard, secret, &result),
@@ -496,15 +499,31 @@ impl Core {
             Owner::Renew(leases) => self.renew_answered(&leases, result, sent_at),
             Owner::Holds(lease) => self.holds_answered(lease, result),
             Owner::Close { session, .. } => self.close_answered(session, result),
-            Owner::Call(call) => self.call_answered(call, retried, result),
+            Owner::Call(call) => self.call_answered(call, retried, in_doubt, result),
             Owner::Watch(watch, shard) => self.watch_answered(watch, shard, result),
         }
     }
 
-    fn call_answered(&mut self, call: CallId, retried: bool, result: Result<Reply, Failure>) {
-        if let Some(Call::Request(request)) = self.calls.remove(&call) {
-            let result = if retried { result.map(|reply| reread(&request, reply)) } else { result };
-            self.events.push_back(Event::Answered { call, result });
+    /// `in_doubt` is the deadline, if some attempt may have had an effect that is not known.
+    fn call_answered(
+        &mut self,
+        call: CallId,
+        retried: bool,
+        in_doubt: Option<BootTime>,
+        result: Result<Reply, Failure>,
+    ) {
+        match self.calls.remove(&call) {
+            Some(Call::Request(request)) => {
+                let doubt = in_doubt.zip(Doubt::of(&request, &result));
+                if let Some((deadline, doubt)) = doubt {
+                    return self.look_it_up(call, doubt, deadline);
+                }
+                let result =
+                    if retried { result.map(|reply| reread(&request, reply)) } else { result };
+                self.events.push_back(Event::Answered { call, result });
+            }
+            Some(Call::Doubt(doubt)) => self.looked_up(call, doubt, &result),
+            Some(Call::Renew { .. } | Call::Change { .. }) | None => {}
         }
     }
 

@@ -25,6 +25,7 @@ mod connect;
 mod exchange;
 mod handover;
 mod lease;
+mod member;
 mod numbers;
 mod options;
 mod release;
@@ -55,6 +56,7 @@ pub(crate) use self::change::Wish;
 use self::exchange::{Exchange, Owner};
 pub(crate) use self::handover::Passed;
 use self::lease::Lease;
+use self::member::Doubt;
 pub(crate) use self::options::{Further, Options, check_limit};
 use self::rng::Rng;
 use self::route::Router;
@@ -179,8 +181,14 @@ pub(crate) struct CallRequest {
 #[derive(Debug)]
 enum Call {
     Request(Request),
-    Renew { lease: LeaseKey },
-    Change { op: OpId },
+    /// A change of the membership that is looked up in the table.
+    Doubt(Doubt),
+    Renew {
+        lease: LeaseKey,
+    },
+    Change {
+        op: OpId,
+    },
 }
 
 /// See the module.

@@ -253,7 +253,7 @@ impl Core {
                 let result = Err(self.change_verdict(call, op));
                 return self.events.push_back(Event::Changed { call, result });
             }
-            Some(Call::Request(_)) | None => return,
+            Some(Call::Request(_) | Call::Doubt(_)) | None => return,
         };
         let mut verdict = Failure::of(ErrorCode::UNREACHABLE);
         if let Some(lease) = self.leases.get_mut(&lease) {

@@ -24,7 +24,7 @@ use rkyv::rancor;
 use super::Membership;
 use crate::env::Env;
 use crate::net::{ReplyTo, error};
-use crate::raft::{Class, Leadership};
+use crate::raft::{Leadership, PeerError};
 use crate::shard::Origin;
 
 /// A node that does not answer within this time is not there.
@@ -67,12 +67,12 @@ impl<E: Env> Membership<E> {
                 MemberCommand::Start { add: Some(self.meet(new).await?), remove: None }
             }
             MemberChange::Remove { node } => {
-                self.check_majority(node, None).await?;
+                self.check_majority(node, 0).await?;
                 MemberCommand::Start { add: None, remove: Some(node) }
             }
             MemberChange::Replace { old, new } => {
                 let add = self.meet(new).await?;
-                self.check_majority(old, Some(add.node)).await?;
+                self.check_majority(old, 1).await?;
                 MemberCommand::Start { add: Some(add), remove: Some(old) }
             }
             MemberChange::Abort { operation } => MemberCommand::Abort { operation },
@@ -98,12 +98,9 @@ impl<E: Env> Membership<E> {
         if let Some(entry) = self.known(node)? {
             return Ok(entry);
         }
-        self.peers.set_address(node, peer_addr.clone());
-        let asked = self.peers.call(node, Class::Forward, KIND_QUERY, &[], ASK_TIMEOUT).await;
-        let body = asked.map_err(|error| {
-            let text = format!("node {node} does not answer at {peer_addr}: {error}");
-            Refusal(ErrorCode::NODE_UNREACHABLE, text)
-        })?;
+        // Until it is a member, nothing of it is remembered, least of all a wrong address.
+        let asked = self.peers.ask_at(node, &peer_addr, KIND_QUERY, &[], ASK_TIMEOUT).await;
+        let body = asked.map_err(|error| not_met(node, &peer_addr, &error))?;
         let answer = rkyv::from_bytes::<BirthAnswer, rancor::Error>(&body);
         let answer = answer.map_err(|_| Refusal::from(ErrorCode::MALFORMED))?;
         self.check_fresh(node, &answer)?;
@@ -113,6 +110,7 @@ impl<E: Env> Membership<E> {
     }
 
     /// The table's entry of a node that the operation under way adds; an error if the id was used.
+    /// Those of the record are in the table as soon as there is one.
     fn known(&self, node: NodeId) -> Result<Option<MemberEntry>, Refusal> {
         let state = self.shard.state().borrow();
         let members = state.members();
@@ -120,11 +118,13 @@ impl<E: Env> Membership<E> {
         match (members.operation(), info) {
             (Some(operation), Some(info)) if operation.add == node => Ok(Some(info.entry.clone())),
             (Some(_), _) => Err(ErrorCode::MEMBER_CHANGE_UNDER_WAY.into()),
-            (None, Some(_)) => {
+            (None, None) if !self.record.members.iter().any(|founder| founder.node == node) => {
+                Ok(None)
+            }
+            (None, _) => {
                 let text = format!("node id {node} is or was a member's: it is never used again");
                 Err(Refusal(ErrorCode::NODE_ID_USED, text))
             }
-            (None, None) => Ok(None),
         }
     }
 
@@ -154,21 +154,36 @@ impl<E: Env> Membership<E> {
         Ok(())
     }
 
-    /// Those that stay, and the one that comes, must be a majority of what will be.
-    async fn check_majority(&self, goes: NodeId, comes: Option<NodeId>) -> Result<(), Refusal> {
-        let mut voters = self.voters();
-        voters.retain(|node| *node != goes);
-        voters.extend(comes);
-        let asked = voters.iter().map(|node| self.shard.group().answers(*node, ASK_TIMEOUT));
-        let answering = join_all(asked).await.into_iter().filter(|answers| *answers).count();
+    /// Those that stay, and the `comes` that come and have answered, must be a majority of what
+    /// will be.
+    async fn check_majority(&self, goes: NodeId, comes: usize) -> Result<(), Refusal> {
+        let mut stay = self.voters();
+        stay.retain(|node| *node != goes);
+        let asked = stay.iter().map(|node| self.shard.group().answers(*node, ASK_TIMEOUT));
+        let answers = join_all(asked).await.into_iter().filter(|answers| *answers).count();
+        let (answering, of) = (answers + comes, stay.len() + comes);
         // Nobody left is the state machine's to refuse.
         // Planted (G8): what is left may be unable to decide anything.
-        let enough = answering > voters.len() / 2 || planted!("removed-without-a-majority");
-        if voters.is_empty() || enough {
+        let enough = answering > of / 2 || planted!("removed-without-a-majority");
+        if of == 0 || enough {
             return Ok(());
         }
-        let of = voters.len();
         let text = format!("without node {goes} only {answering} of {of} voters answer");
         Err(Refusal(ErrorCode::NO_MAJORITY_LEFT, text))
+    }
+}
+
+/// Why a node that was asked at an address is not added.
+fn not_met(node: NodeId, peer_addr: &str, error: &PeerError) -> Refusal {
+    let elsewhere = [ErrorCode::NO_SUCH_NODE, ErrorCode::WRONG_CLUSTER];
+    match error {
+        PeerError::Refused { code, message } if elsewhere.contains(code) => {
+            let text = format!("who answers at {peer_addr} is not a fresh node {node}: {message}");
+            Refusal(ErrorCode::NODE_NOT_FRESH, text)
+        }
+        _ => {
+            let text = format!("node {node} does not answer at {peer_addr}: {error}");
+            Refusal(ErrorCode::NODE_UNREACHABLE, text)
+        }
     }
 }

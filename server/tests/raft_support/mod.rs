@@ -93,6 +93,8 @@ pub struct Cluster {
     pub machines: BTreeMap<u64, Machine>,
     pub spec: Box<dyn Fn(&mut GroupSpec)>,
     pub wal: WalConfig,
+    /// The nodes whose addresses every node is configured with: `1..=configured`.
+    pub configured: u64,
 }
 
 pub fn addr(node: u64) -> String {
@@ -132,7 +134,8 @@ impl Cluster {
             running: RefCell::default(),
         };
         let machines = (1..=nodes).map(|node| (node, machine(node))).collect();
-        Self { world, net, machines, spec: Box::new(|_| {}), wal: wal_config() }
+        let (spec, wal) = (Box::new(|_: &mut _| {}), wal_config());
+        Self { world, net, machines, spec, wal, configured: nodes }
     }
 
     /// All machines run, form a group and have a leader.
@@ -190,7 +193,7 @@ impl Cluster {
             identity: self.identity(node),
             disk: machine.disk.borrow().clone(),
             host: self.net.host(machine.domain),
-            nodes: self.machines.keys().copied().collect(),
+            configured: self.configured,
             wal: self.wal.clone(),
             spec: {
                 let mut spec = GroupSpec::new(CLUSTER, SHARD, NodeId(node));
@@ -276,7 +279,7 @@ struct Parts {
     identity: Identity,
     disk: SimDisk,
     host: SimHost,
-    nodes: Vec<u64>,
+    configured: u64,
     wal: WalConfig,
     spec: GroupSpec,
 }
@@ -297,7 +300,7 @@ impl Parts {
             Wal::open(self.wal, wal_identity, self.disk.clone(), move || salts.next()).await;
         let (wal, mut recovered) = opened.expect("a sound log opens");
         let peers = Peers::<SimEnv>::new(self.identity, self.host.clone(), SimClock, SHARD);
-        self.nodes.iter().for_each(|node| peers.set_address(NodeId(*node), addr(*node)));
+        (1..=self.configured).for_each(|node| peers.set_address(NodeId(node), addr(node)));
         let state = Rc::new(RefCell::new(State::new(SHARD)));
         let seen = Rc::new(Seen::default());
         let recovered = recovered.remove(&SHARD).unwrap_or_default();

@@ -105,18 +105,16 @@ impl PeerService for Answers {
     }
 }
 
-fn start_node(
-    running: &Running,
-    node: u64,
-    promised: Option<BirthRecord>,
-) -> (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>) {
+fn start_node(running: &Running, node: u64, runs: bool, promised: Option<BirthRecord>) -> Node {
     let (shard, router) = start_routed(running, leasehold_protocol::ids::Token(100).into());
     let peers = running.peers.clone();
     let membership = Membership::new(shard.clone(), &router, peers.clone(), Rc::new(record()));
     router.set_membership(membership.clone());
     let forward = Rc::new(ForwardService::new(router));
     peers.set_service(Rc::new(Answers { forward, node, promised }));
-    drop(SimRt::spawn(membership.clone().run()));
+    if runs {
+        drop(SimRt::spawn(membership.clone().run()));
+    }
     (shard, membership)
 }
 
@@ -129,6 +127,8 @@ struct World {
     /// What the fourth belongs to.
     promised: Option<BirthRecord>,
     nodes: BTreeMap<u64, Node>,
+    /// Whether the tables are followed and written; without, the cluster stays without a table.
+    runs: bool,
 }
 
 impl World {
@@ -137,15 +137,22 @@ impl World {
     }
 
     async fn with(promised: Option<BirthRecord>) -> Self {
-        let mut world = Self { cluster: Cluster::new(4), promised, nodes: BTreeMap::new() };
+        let world = Self::formed(true, promised).await;
+        let founded = || (1..=3).all(|node| world.version(node) > 0);
+        until("the table is founded", founded).await;
+        world
+    }
+
+    /// The three know each other's addresses, as a configuration tells them, and not the fourth's.
+    async fn formed(runs: bool, promised: Option<BirthRecord>) -> Self {
+        let cluster = Cluster { configured: 3, ..Cluster::new(4) };
+        let mut world = Self { cluster, promised, nodes: BTreeMap::new(), runs };
         for node in 1..=4 {
             world.start(node).await;
         }
         let members = (1..=3).map(|node| (node, member(node))).collect();
         world.cluster.group(1).initialize(members).await.expect("node 1 is a member");
         world.cluster.leader().await;
-        let founded = || (1..=3).all(|node| world.version(node) > 0);
-        until("the table is founded", founded).await;
         world
     }
 
@@ -154,7 +161,8 @@ impl World {
         let running = self.cluster.running(node);
         let domain = self.cluster.machine(node).domain;
         let promised = self.promised.clone().filter(|_| node == 4);
-        let start = async move { start_node(&running, node, promised) };
+        let runs = self.runs;
+        let start = async move { start_node(&running, node, runs, promised) };
         let started = self.cluster.world.spawn_in(domain, start).await;
         self.nodes.insert(node, started.expect("nobody kills it"));
     }
@@ -192,6 +200,33 @@ impl World {
         panic!("it is never begun");
     }
 
+    /// Asks a node for a change that it refuses.
+    async fn refused(&self, node: u64, change: MemberChange) -> Option<ErrorCode> {
+        let replies = self.change(node, change);
+        until("an answer", || replies.last().is_some()).await;
+        replies.error()
+    }
+
+    /// Hands the leadership from one node to another.
+    async fn hand_over(&self, from: u64, to: u64) {
+        let group = self.cluster.group(from);
+        let transfer = async move { group.transfer(Some(NodeId(to))).await };
+        let domain = self.cluster.machine(from).domain;
+        let moved = self.cluster.world.spawn_in(domain, transfer).await.expect("nobody kills it");
+        moved.expect("it takes the leadership");
+        until("it leads", || self.leader() == Some(to)).await;
+    }
+
+    fn leader(&self) -> Option<u64> {
+        self.cluster.leader_now().map(|(node, _)| node)
+    }
+
+    /// A node has applied what this one has.
+    fn follows(&self, node: u64, leader: u64) -> bool {
+        let revision = |node: u64| self.nodes[&node].0.state().borrow().revision();
+        revision(node) == revision(leader)
+    }
+
     /// The operation is over, and the group is what was asked for, as this node sees it.
     fn is_over(&self, node: u64, voters: &BTreeSet<NodeId>) -> bool {
         let Some((shard, _)) = self.nodes.get(&node) else { return false };
@@ -205,7 +240,59 @@ impl World {
 }
 
 fn new_member(node: u64) -> NewMember {
-    NewMember { node: NodeId(node), peer_addr: addr(node), client_addr: String::new() }
+    new_member_at(node, &addr(node))
+}
+
+fn new_member_at(node: u64, peer_addr: &str) -> NewMember {
+    let (node, peer_addr) = (NodeId(node), peer_addr.to_owned());
+    NewMember { node, peer_addr, client_addr: String::new() }
+}
+
+/// An address at which nobody listens.
+const NOWHERE: &str = "nowhere:7001";
+
+/// The node to which the wrong address was told leads again when the right one is known.
+#[test]
+fn an_address_that_was_refused_is_not_remembered() {
+    run(1, async {
+        let world = World::new().await;
+        let first = world.leader().expect("there is a leader");
+        let second = first % 3 + 1;
+        let wrong = MemberChange::Add(new_member_at(4, NOWHERE));
+        assert_eq!(world.refused(first, wrong).await, Some(ErrorCode::NODE_UNREACHABLE));
+        world.hand_over(first, second).await;
+        world.begin(&MemberChange::Add(new_member(4))).await;
+        let voters = (1..=4).map(NodeId).collect();
+        until("it is over", || (1..=4).all(|node| world.is_over(node, &voters))).await;
+        assert_eq!(world.leader(), Some(second), "INVALID: another leader");
+        world.hand_over(second, first).await;
+        let leadership = world.cluster.leader().await;
+        world.cluster.open_lease(1).await;
+        until("the new node is replicated to", || world.follows(4, first)).await;
+        assert_eq!(world.cluster.leader().await, leadership, "INVALID: another leader");
+    });
+}
+
+/// Before the table is written, who was there from the beginning is named by the cluster's record.
+#[test]
+fn a_founder_is_no_new_node_before_there_is_a_table() {
+    run(1, async {
+        let world = World::formed(false, None).await;
+        let leadership = world.cluster.leader().await;
+        let leader = leadership.0;
+        let founder = leader % 3 + 1;
+        let moved = MemberChange::Add(new_member_at(founder, NOWHERE));
+        assert_eq!(world.refused(leader, moved).await, Some(ErrorCode::NODE_ID_USED));
+        assert_eq!(world.version(leader), 0, "INVALID: there is a table");
+        // Where it is reached is what it was: when its connections are made anew, too.
+        let peers = world.cluster.running(leader).peers;
+        let domain = world.cluster.machine(leader).domain;
+        let anew = async move { peers.disconnect() };
+        world.cluster.world.spawn_in(domain, anew).await.expect("nobody kills it");
+        world.cluster.open_lease(1).await;
+        until("it is replicated to", || world.follows(founder, leader)).await;
+        assert_eq!(world.cluster.leader().await, leadership, "INVALID: another leader");
+    });
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod rig;
 mod cancels;
 mod changes;
 mod leases;
+mod members;
 mod retries;
 mod sessions;
 mod sim;

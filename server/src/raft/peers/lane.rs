@@ -18,7 +18,7 @@ use rand::Rng;
 use super::handshake::{self, Dial, Wire};
 use super::identity::{Class, Copied};
 use super::link::{self, Connection, Inbox, Outbox};
-use super::{HandshakeError, PeerError, Peers};
+use super::{HandshakeError, Known, PeerError, Peers};
 use crate::env::{Clock, Env, MonoTime, Net};
 use crate::raft::signal::Signal;
 
@@ -135,8 +135,8 @@ impl<E: Env> Peers<E> {
                 return Ok(connection);
             }
             if lane.may_connect(self.clock.now())? {
-                let known = self.book.borrow().get(&node).cloned().unwrap_or_default();
-                let addr = known.peer_addr.ok_or(PeerError::UnknownNode)?;
+                let addr = self.book.borrow().get(&node).and_then(Known::address);
+                let addr = addr.ok_or(PeerError::UnknownNode)?;
                 lane.state.replace(State::Connecting);
                 lane.connects.set(lane.connects.get() + 1);
                 drop(E::Rt::spawn(self.clone().connect(lane.clone(), node, class, addr)));
@@ -151,6 +151,7 @@ impl<E: Env> Peers<E> {
         let made = E::Rt::timeout(CONNECT_TIMEOUT, self.dial(node, class, &addr)).await;
         let reason = match made {
             Ok(Ok((connection, inbox))) => {
+                self.meet(&connection.info.identity);
                 if lane.failures.get() > 0 {
                     tracing::info!(peer = node.0, lane = class.name(), "reached again");
                 }
@@ -174,7 +175,8 @@ impl<E: Env> Peers<E> {
         lane.failed(self.clock.now(), f64::from(jitter) / f64::from(u32::MAX), reason);
     }
 
-    async fn dial(
+    /// A new connection to `addr`, where nobody but `node` is to be.
+    pub(super) async fn dial(
         &self,
         node: NodeId,
         class: Class,
@@ -192,7 +194,6 @@ impl<E: Env> Peers<E> {
         if me.cluster != self.identity.borrow().cluster {
             return Err(HandshakeError::Broken("this node joined a cluster meanwhile".to_owned()));
         }
-        self.meet(&info.identity);
         let outbox = Rc::new(Outbox::default());
         outbox.heard_at(self.clock.now());
         self.connected.borrow_mut().add(&info.identity, outbox.clone());
@@ -237,7 +238,7 @@ impl<E: Env> Peers<E> {
 }
 
 /// Hands answers to those who wait, until the connection ends.
-async fn read_answers<E: Env>(connection: &Connection, mut inbox: Inbox<E>) {
+pub(super) async fn read_answers<E: Env>(connection: &Connection, mut inbox: Inbox<E>) {
     loop {
         while let Some(frame) = match inbox.decoder.next() {
             Ok(frame) => frame,

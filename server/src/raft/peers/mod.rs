@@ -6,6 +6,7 @@
 //! cluster secret (`handshake`); a peer whose data directory is not the one the cluster knows is
 //! refused on both sides, loudly.
 
+mod ask;
 mod handshake;
 mod identity;
 mod lane;
@@ -63,7 +64,7 @@ pub enum PeerError {
     /// Whether it was received is not known: no answer came in time.
     #[error("no answer came in time")]
     TimedOut,
-    /// The peer answered with an error.
+    /// The peer answered with an error, or one side refused the other in the handshake of `ask_at`.
     #[error("{message} [{code}]")]
     Refused {
         /// Its code.
@@ -113,9 +114,18 @@ pub(crate) trait RaftService {
 /// What is known of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Known {
+    /// As configured; else as a membership names it.
     peer_addr: Option<String>,
+    /// As it told last. Counts while nothing else is known.
+    advertised: Option<String>,
     client_addr: Option<String>,
     disk: Option<DiskId>,
+}
+
+impl Known {
+    fn address(&self) -> Option<String> {
+        self.peer_addr.as_ref().or(self.advertised.as_ref()).cloned()
+    }
 }
 
 /// The connections of one core. Shared by its groups.
@@ -210,7 +220,8 @@ impl<E: Env> Peers<E> {
         self.book.borrow().get(&node)?.client_addr.clone()
     }
 
-    /// Takes what a membership says of the nodes. Configured addresses stay.
+    /// Takes what a membership says of the nodes. Configured addresses stay, advertised ones count no
+    /// more.
     pub(crate) fn learn(&self, membership: &Membership) {
         let mut book = self.book.borrow_mut();
         for (node, member) in membership.nodes() {

@@ -129,7 +129,7 @@ impl<E: Env> Peers<E> {
         let known = book.entry(identity.node).or_default();
         known.client_addr = Some(identity.client_addr.clone());
         if !identity.peer_addr.is_empty() {
-            known.peer_addr.get_or_insert_with(|| identity.peer_addr.clone());
+            known.advertised = Some(identity.peer_addr.clone());
         }
         drop(book);
         let lanes = self.lanes.borrow();
