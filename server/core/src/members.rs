@@ -6,7 +6,7 @@
 //! a deposed driver still has under way cannot undo what a later one did.
 //!
 //! Invariants: an id or data directory that was in the table never comes again; there is a voter; at
-//! most one operation is under way; from `Promote` on it is only ever finished.
+//! most one operation is under way, and none of its phases comes again; given up, it is only ever undone.
 
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
@@ -63,9 +63,10 @@ impl Members {
         self.nodes.get(&node)
     }
 
-    /// Who votes in every shard once the operation under way is done. The same in all of them.
+    /// Who votes in every shard once the operation under way is done, or undone if it was given up.
+    /// The same in all of them.
     pub fn voters_after(&self) -> Vec<MemberEntry> {
-        let operation = self.operation;
+        let operation = self.operation.filter(|it| it.phase != MemberPhase::Undo);
         let (add, remove) = operation.map_or((NodeId(0), NodeId(0)), |it| (it.add, it.remove));
         let votes = |info: &&MemberInfo| {
             let node = info.entry.node;
@@ -178,8 +179,7 @@ impl Members {
             MemberCommand::Found(members) => self.found(members),
             MemberCommand::Start { add, remove } => self.start(add.as_ref(), *remove),
             MemberCommand::Promote { operation } => {
-                let phase = self.under_way(*operation)?;
-                match phase {
+                match self.under_way(*operation)?.phase {
                     MemberPhase::Learn => self.enter(MemberPhase::Vote),
                     MemberPhase::Vote => {}
                     MemberPhase::Undo => return Err(ErrorCode::MEMBER_CHANGE_OVER),
@@ -187,15 +187,13 @@ impl Members {
                 Ok(*operation)
             }
             MemberCommand::Abort { operation } => {
-                let phase = self.under_way(*operation)?;
-                match phase {
-                    MemberPhase::Learn => self.enter(MemberPhase::Undo),
+                match self.under_way(*operation)?.phase {
+                    MemberPhase::Learn | MemberPhase::Vote => self.enter(MemberPhase::Undo),
                     MemberPhase::Undo => {}
-                    MemberPhase::Vote => return Err(ErrorCode::MEMBER_CHANGE_OVER),
                 }
                 Ok(*operation)
             }
-            MemberCommand::Finish { operation } => self.finish(*operation),
+            MemberCommand::Finish { operation, version } => self.finish(*operation, *version),
             MemberCommand::Fence { version } => {
                 if *version < self.fence {
                     return Err(ErrorCode::MEMBER_CHANGE_OVER);
@@ -284,10 +282,10 @@ impl Members {
         Ok(())
     }
 
-    /// The phase of the operation, if it is this one.
-    fn under_way(&self, operation: u64) -> Result<MemberPhase, ErrorCode> {
+    /// The operation under way, if it is this one.
+    fn under_way(&self, operation: u64) -> Result<MemberOperation, ErrorCode> {
         let present = self.operation.filter(|present| present.operation == operation);
-        present.map(|present| present.phase).ok_or(ErrorCode::MEMBER_CHANGE_OVER)
+        present.ok_or(ErrorCode::MEMBER_CHANGE_OVER)
     }
 
     fn enter(&mut self, phase: MemberPhase) {
@@ -297,14 +295,14 @@ impl Members {
         }
     }
 
-    fn finish(&mut self, number: u64) -> Result<u64, ErrorCode> {
-        let phase = self.under_way(number)?;
-        let operation = self.operation.take().ok_or(ErrorCode::MEMBER_CHANGE_OVER)?;
-        match phase {
-            MemberPhase::Learn => {
-                self.operation = Some(operation);
-                return Err(ErrorCode::MEMBER_CHANGE_OVER);
-            }
+    fn finish(&mut self, number: u64, version: u64) -> Result<u64, ErrorCode> {
+        let operation = self.under_way(number)?;
+        // What was done in all shards for an older version is not what is wanted now.
+        if version != self.version {
+            return Err(ErrorCode::MEMBER_CHANGE_OVER);
+        }
+        match operation.phase {
+            MemberPhase::Learn => return Err(ErrorCode::MEMBER_CHANGE_OVER),
             MemberPhase::Vote => {
                 if let Some(info) = self.nodes.get_mut(&operation.add) {
                     info.standing = Standing::Voter;
@@ -313,6 +311,7 @@ impl Members {
             }
             MemberPhase::Undo => self.retire(operation.add),
         }
+        self.operation = None;
         self.version += 1;
         Ok(number)
     }
