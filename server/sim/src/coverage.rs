@@ -78,6 +78,10 @@ pub(crate) enum Seen {
     OperationResumed,
     /// An operation was given up.
     OperationAborted,
+    /// One was given up when a shard had changed its voters already.
+    VoteUndone,
+    /// One was given up and undone without the node that was to come.
+    UndoneWithoutNew,
     /// A node went that led a shard when that was asked for.
     LeaderRemoved,
     /// A node whose disk was replaced went.
@@ -105,7 +109,7 @@ pub(crate) enum Seen {
 }
 
 impl Seen {
-    const ALL: [Self; 45] = [
+    const ALL: [Self; 47] = [
         Self::LeaderKilled,
         Self::LeaderPausedPastElection,
         Self::LeaderInMinority,
@@ -139,6 +143,8 @@ impl Seen {
         Self::MemberReplaced,
         Self::OperationResumed,
         Self::OperationAborted,
+        Self::VoteUndone,
+        Self::UndoneWithoutNew,
         Self::LeaderRemoved,
         Self::BackupTaken,
         Self::Restored,
