@@ -126,7 +126,7 @@ fn a_change_whose_new_node_dies_in_the_vote_is_given_up() {
         tries += 1;
         let new = rig::spare(&mut cluster);
         let rest: Vec<u64> = cluster.ids().filter(|id| *id != old && *id != new).collect();
-        let later = Duration::from_millis(tries % 3 * 60);
+        let later = Duration::from_millis(tries * 25 % 150);
         if !stands_still(&mut cluster, &rest, (old, new), later) {
             // It was a voter everywhere already.
             cluster.forget(old);
