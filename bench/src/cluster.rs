@@ -107,6 +107,8 @@ pub struct Cluster {
     dir: Option<TempDir>,
     path: PathBuf,
     nodes: BTreeMap<u64, Node>,
+    /// The highest id that any node had: a cluster takes none twice.
+    last_id: u64,
     links: Links,
     keep: bool,
 }
@@ -162,7 +164,8 @@ impl Cluster {
             node.peers.clone_from(&peers);
         }
         let links = links(&spec, &nodes)?;
-        Ok(Self { spec, dir: Some(dir), path, nodes, links, keep: false })
+        let last_id = spec.nodes;
+        Ok(Self { spec, dir: Some(dir), path, nodes, last_id, links, keep: false })
     }
 
     /// The node ids.
@@ -172,7 +175,8 @@ impl Cluster {
 
     /// Takes in one more node, which is not started: it will wait to be admitted by the others.
     pub fn add_joining(&mut self) -> io::Result<u64> {
-        let id = self.nodes.keys().last().map_or(1, |last| last + 1);
+        self.last_id += 1;
+        let id = self.last_id;
         let taken = self.nodes.values().flat_map(|node| {
             let Addresses { client, peer, admin } = node.addresses;
             [client.port(), peer.port(), admin.port()]

@@ -132,7 +132,7 @@ codes! {
     NOT_A_MEMBER = 342, "not_a_member", NotApplied, "The node is not a member of the cluster.";
     LAST_VOTER = 343, "last_voter", NotApplied, "The last voter cannot be removed.";
     TOO_MANY_MEMBERS = 344, "too_many_members", NotApplied, "A cluster has at most 5 members, and at most 1000 nodes in its whole life.";
-    MEMBER_CHANGE_OVER = 345, "member_change_over", NotApplied, "This change of the membership is over, or too far to be given up.";
+    MEMBER_CHANGE_OVER = 345, "member_change_over", NotApplied, "This change of the membership is over, or further than the sender knew.";
     NODE_NOT_FRESH = 346, "node_not_fresh", NotApplied, "The node to be added has a data directory that was used, or another number of shards, cluster name or node id.";
     NO_MAJORITY_LEFT = 347, "no_majority_left", NotApplied, "Too few of the remaining voters answer; they would be no majority.";
     NODE_UNREACHABLE = 348, "node_unreachable", NotApplied, "The node to be added does not answer; nothing was changed.";

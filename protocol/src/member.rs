@@ -26,20 +26,23 @@ pub enum MemberCommand {
         /// The node that goes.
         remove: Option<NodeId>,
     },
-    /// The coming node has caught up in every shard: from now on the operation is carried through.
+    /// The coming node has caught up in every shard: from now on the voters change.
     Promote {
         /// The operation.
         operation: u64,
     },
-    /// Gives the operation up, if it was not promoted.
+    /// Gives the operation up: from now on every shard becomes again what it was before it.
     Abort {
         /// The operation.
         operation: u64,
     },
-    /// The operation was carried out, or undone, in every shard.
+    /// The operation was carried out, or undone, in every shard. Refused if that was done for an
+    /// older version of the table: it was given up since.
     Finish {
         /// The operation.
         operation: u64,
+        /// The version for which it was done.
+        version: u64,
     },
     /// In each shard, before its group is changed for a version of the table: from now on nothing
     /// is done there for an older one.
@@ -63,11 +66,12 @@ pub enum Standing {
 /// How far an operation is.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum MemberPhase {
-    /// The coming node catches up, without a vote. It can be given up.
+    /// The coming node catches up, without a vote.
     Learn,
-    /// The voters change, shard by shard. It is carried through.
+    /// The voters change, shard by shard.
     Vote,
-    /// It was given up; the coming node is taken out of the shards again.
+    /// It was given up; in each shard the voters become again those from before it, and the coming
+    /// node is taken out.
     Undo,
 }
 
@@ -146,7 +150,7 @@ pub enum MemberChange {
         /// The node that comes.
         new: NewMember,
     },
-    /// Gives up an operation that is in its first phase.
+    /// Gives up an operation that is not over.
     Abort {
         /// The operation.
         operation: u64,
@@ -188,8 +192,9 @@ pub enum GroupGoal {
     Learner(MemberEntry),
     /// These nodes vote, and no others are members.
     Voters(Vec<MemberEntry>),
-    /// This node is no member.
-    Without(NodeId),
+    /// These nodes vote as they did before the operation, and no others are members. One of them that
+    /// does not answer votes again as well, if a majority of them answers and has the log.
+    Undone(Vec<MemberEntry>),
 }
 
 /// Between nodes: brings one shard's group nearer to a goal. Sent by the operation's driver to the

@@ -5,6 +5,8 @@ mod raft_support;
 #[path = "shard/restored.rs"]
 mod restored;
 
+#[path = "shard/given_up.rs"]
+mod given_up;
 #[path = "shard/members.rs"]
 mod members;
 

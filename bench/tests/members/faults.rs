@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use leasehold::{Client, MemberOperation, MemberPhase, MembersReply};
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process;
 
@@ -105,4 +106,114 @@ fn faults_around_a_removal(later: Duration) {
     rig::bury(&mut cluster, removed);
     load.goes_on();
     load.end_after_an_outage(&cluster);
+}
+
+/// A dead node is being replaced, and the new one dies too, while the voters change: the change can
+/// be given up, and then another node takes the place. The new one's disk is gone, or it comes back
+/// and hears that it is no member.
+#[test]
+fn a_change_whose_new_node_dies_in_the_vote_is_given_up() {
+    let _alone = process::alone();
+    let spec = Spec { shards: 4, ..Spec::default() };
+    let mut cluster = Cluster::start(spec).expect("a cluster");
+    let load = Load::start(&cluster);
+    let mut old = 2;
+    loses_its_disk(&mut cluster, old);
+    let (mut given_up, mut tries) = (0, 0);
+    let wanted = scaled(2, 12);
+    while given_up < wanted {
+        assert!(tries < 4 * wanted, "INVALID: {given_up} of {tries} died in the vote");
+        tries += 1;
+        let new = rig::spare(&mut cluster);
+        let rest: Vec<u64> = cluster.ids().filter(|id| *id != old && *id != new).collect();
+        let later = Duration::from_millis(tries * 25 % 150);
+        if !stands_still(&mut cluster, &rest, (old, new), later) {
+            // It was a voter everywhere already.
+            cluster.forget(old);
+            loses_its_disk(&mut cluster, new);
+            old = new;
+            continue;
+        }
+        given_up += 1;
+        let wiped = given_up % 2 == 1;
+        if wiped {
+            loses_its_disk(&mut cluster, new);
+        }
+        let members = rig::done(&cluster, &rest, &["member", "abort"]);
+        assert_eq!(members["done"], true, "{members}");
+        assert!(rig::standing(&members, "voter").contains(&old), "{members}");
+        assert!(rig::standing(&members, "removed").contains(&new), "{members}");
+        load.goes_on();
+        if wiped {
+            cluster.forget(new);
+        } else {
+            cluster.spawn(new).expect("started again");
+            rig::bury(&mut cluster, new);
+        }
+        let next = rig::replace(&mut cluster, &rest, old);
+        cluster.forget(old);
+        cluster.wait_ready(PATIENCE).expect("all are ready");
+        load.goes_on();
+        if given_up < wanted {
+            loses_its_disk(&mut cluster, next);
+            old = next;
+        }
+    }
+    println!("given up in the vote {given_up} of {tries}");
+    load.end(&cluster);
+}
+
+fn loses_its_disk(cluster: &mut Cluster, node: u64) {
+    if cluster.pid(node).is_some() {
+        cluster.kill(node).expect("killed");
+    }
+    std::fs::remove_dir_all(cluster.data_dir(node)).expect("wiped");
+}
+
+/// Begins the replacement and kills the new node that long after the voters began to change. False
+/// if it was carried out nevertheless.
+fn stands_still(
+    cluster: &mut Cluster,
+    rest: &[u64],
+    (old, new): (u64, u64),
+    later: Duration,
+) -> bool {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime").block_on(async {
+        let client = Client::connect(&cluster.endpoint(rest[0]).to_string()).await;
+        let client = client.expect("a client");
+        let peer = cluster.addresses(new).peer.to_string();
+        let (gone, comes) = (old.to_string(), new.to_string());
+        let args = ["member", "replace", &gone, &comes, "--peer", &peer, "--no-wait"];
+        rig::done(cluster, rest, &args);
+        let vote = |_: &MembersReply, now: MemberOperation| now.phase == MemberPhase::Vote;
+        if !comes_to(&client, vote).await {
+            return false;
+        }
+        tokio::time::sleep(later).await;
+        cluster.kill(new).expect("killed");
+        let dead = format!("node {new} does not answer");
+        let waits = |members: &MembersReply, now: MemberOperation| {
+            let waits = members.progress.iter().any(|shard| shard.waits == dead);
+            now.phase == MemberPhase::Vote && waits
+        };
+        comes_to(&client, waits).await
+    })
+}
+
+/// Looks until the operation under way is so; false if it is over.
+async fn comes_to(client: &Client, fits: impl Fn(&MembersReply, MemberOperation) -> bool) -> bool {
+    let looks = async {
+        loop {
+            let members = client.members().await.expect("two of three answer");
+            let Some(now) = members.operation else { return false };
+            if fits(&members, now) {
+                let done = members.progress.iter().filter(|shard| shard.done).count();
+                println!("{:?}, done in {done} shards", now.phase);
+                return true;
+            }
+            tokio::time::sleep(process::POLL).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, looks).await.expect("it goes on or stands still")
 }

@@ -52,7 +52,7 @@ enum Verb {
         #[command(flatten)]
         follow: Follow,
     },
-    /// Gives up the change under way, while the new node only catches up
+    /// Gives up the change under way: the members become again what they were before it
     Abort {
         #[command(flatten)]
         follow: Follow,
@@ -175,7 +175,7 @@ fn progress(operation: &MemberOperation, members: &MembersReply) -> String {
     let phase = match operation.phase {
         MemberPhase::Learn => format!("node {} catches up", operation.add),
         MemberPhase::Vote => "the voters change".to_owned(),
-        MemberPhase::Undo => format!("node {} is taken out again", operation.add),
+        MemberPhase::Undo => "the members become what they were before".to_owned(),
     };
     let waits = members.progress.iter().find(|shard| !shard.done);
     let waits =

@@ -6,7 +6,7 @@
 //! a deposed driver still has under way cannot undo what a later one did.
 //!
 //! Invariants: an id or data directory that was in the table never comes again; there is a voter; at
-//! most one operation is under way; from `Promote` on it is only ever finished.
+//! most one operation is under way, and none of its phases comes again; given up, it is only ever undone.
 
 use alloc::collections::BTreeMap;
 use alloc::rc::Rc;
@@ -64,9 +64,10 @@ impl Members {
         self.nodes.get(&node)
     }
 
-    /// Who votes in every shard once the operation under way is done. The same in all of them.
+    /// Who votes in every shard once the operation under way is done, or undone if it was given up.
+    /// The same in all of them.
     pub fn voters_after(&self) -> Vec<MemberEntry> {
-        let operation = self.operation;
+        let operation = self.operation.filter(|it| it.phase != MemberPhase::Undo);
         let (add, remove) = operation.map_or((NodeId(0), NodeId(0)), |it| (it.add, it.remove));
         let votes = |info: &&MemberInfo| {
             let node = info.entry.node;
@@ -183,8 +184,7 @@ impl Members {
             MemberCommand::Found(members) => self.found(members),
             MemberCommand::Start { add, remove } => self.start(add.as_ref(), *remove),
             MemberCommand::Promote { operation } => {
-                let phase = self.under_way(*operation)?;
-                match phase {
+                match self.under_way(*operation)?.phase {
                     MemberPhase::Learn => self.enter(MemberPhase::Vote),
                     MemberPhase::Vote => {}
                     MemberPhase::Undo => return Err(ErrorCode::MEMBER_CHANGE_OVER),
@@ -192,19 +192,13 @@ impl Members {
                 Ok(*operation)
             }
             MemberCommand::Abort { operation } => {
-                let phase = self.under_way(*operation)?;
-                match phase {
-                    MemberPhase::Learn => self.enter(MemberPhase::Undo),
+                match self.under_way(*operation)?.phase {
+                    MemberPhase::Learn | MemberPhase::Vote => self.enter(MemberPhase::Undo),
                     MemberPhase::Undo => {}
-                    // Planted (G8): what is only ever finished is undone.
-                    MemberPhase::Vote if planted!("undone-after-the-vote") => {
-                        self.enter(MemberPhase::Undo);
-                    }
-                    MemberPhase::Vote => return Err(ErrorCode::MEMBER_CHANGE_OVER),
                 }
                 Ok(*operation)
             }
-            MemberCommand::Finish { operation } => self.finish(*operation),
+            MemberCommand::Finish { operation, version } => self.finish(*operation, *version),
             MemberCommand::Fence { version } => {
                 // Planted (G8): a deposed driver's step is taken after a later one's.
                 if *version < self.fence && !planted!("fence-lets-the-old-pass") {
@@ -300,12 +294,12 @@ impl Members {
         Ok(())
     }
 
-    /// The phase of the operation, if it is this one.
-    fn under_way(&self, operation: u64) -> Result<MemberPhase, ErrorCode> {
+    /// The operation under way, if it is this one.
+    fn under_way(&self, operation: u64) -> Result<MemberOperation, ErrorCode> {
         // Planted (G8): a late step of a former operation moves the present one.
         let any = planted!("step-of-a-former-operation");
         let present = self.operation.filter(|present| any || present.operation == operation);
-        present.map(|present| present.phase).ok_or(ErrorCode::MEMBER_CHANGE_OVER)
+        present.ok_or(ErrorCode::MEMBER_CHANGE_OVER)
     }
 
     fn enter(&mut self, phase: MemberPhase) {
@@ -315,14 +309,14 @@ impl Members {
         }
     }
 
-    fn finish(&mut self, number: u64) -> Result<u64, ErrorCode> {
-        let phase = self.under_way(number)?;
-        let operation = self.operation.take().ok_or(ErrorCode::MEMBER_CHANGE_OVER)?;
-        match phase {
-            MemberPhase::Learn => {
-                self.operation = Some(operation);
-                return Err(ErrorCode::MEMBER_CHANGE_OVER);
-            }
+    fn finish(&mut self, number: u64, version: u64) -> Result<u64, ErrorCode> {
+        let operation = self.under_way(number)?;
+        // What was done in all shards for an older version is not what is wanted now.
+        if version != self.version {
+            return Err(ErrorCode::MEMBER_CHANGE_OVER);
+        }
+        match operation.phase {
+            MemberPhase::Learn => return Err(ErrorCode::MEMBER_CHANGE_OVER),
             MemberPhase::Vote => {
                 if let Some(info) = self.nodes.get_mut(&operation.add) {
                     info.standing = Standing::Voter;
@@ -331,6 +325,7 @@ impl Members {
             }
             MemberPhase::Undo => self.retire(operation.add),
         }
+        self.operation = None;
         self.version += 1;
         Ok(number)
     }

@@ -167,6 +167,7 @@ const REQUIRED: &[&str] = &[
     "seen: a node that went",
     "seen: a node that took another's place",
     "seen: a change of members that was undone",
+    "seen: a change of members that was given up in the vote",
     "seen: a fence that rose",
     "seen: a retry that changed nothing",
     "seen: a cancel before its acquire",

@@ -84,6 +84,10 @@ pub(crate) enum Seen {
     OperationResumed,
     /// An operation was given up.
     OperationAborted,
+    /// One was given up when a shard had changed its voters already.
+    VoteUndone,
+    /// One was given up and undone without the node that was to come.
+    UndoneWithoutNew,
     /// A node went that led a shard when that was asked for.
     LeaderRemoved,
     /// A node whose disk was replaced went.
@@ -111,7 +115,7 @@ pub(crate) enum Seen {
 }
 
 impl Seen {
-    const ALL: [Self; 48] = [
+    const ALL: [Self; 50] = [
         Self::LeaderKilled,
         Self::LeaderPausedPastElection,
         Self::LeaderInMinority,
@@ -148,6 +152,8 @@ impl Seen {
         Self::MemberReplaced,
         Self::OperationResumed,
         Self::OperationAborted,
+        Self::VoteUndone,
+        Self::UndoneWithoutNew,
         Self::LeaderRemoved,
         Self::BackupTaken,
         Self::Restored,

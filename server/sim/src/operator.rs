@@ -1,6 +1,7 @@
 //! An operator who changes the cluster's members while everything else goes wrong: adds fresh nodes,
-//! removes some, replaces others, and those first that lost their disks; gives operations up, meets
-//! nodes that then cannot be reached, asks for two things at once, spreads leaders.
+//! removes some, replaces others, and those first that lost their disks; gives operations up, also
+//! while the voters change, meets nodes that then cannot be reached, asks for two things at once,
+//! spreads leaders.
 //!
 //! Asks through the requests of the wire, of any node, until the answer is certain; the cluster
 //! carries the changes out. Remembers what was asked for and what became of it, so that in the end
@@ -234,37 +235,77 @@ impl Operator {
         }
         // One that cannot be reached is waited for up to the end of the storm, or not.
         let waits = loses.is_some() && self.rng.chance(600);
-        let gives_up = newcomer.is_some() && (loses.is_some() || self.rng.chance(250));
+        let gives_up = loses.is_some() || self.rng.chance(250);
+        let in_vote = self.rng.chance(500);
         let mut looks = if waits { u64::MAX } else { self.rng.below(12) };
         let mut may_abort = gives_up;
         while !self.is_over(operation).await {
-            self.pause(300).await;
-            if let Some(machine) = loses.as_ref().filter(|machine| self.votes(machine.node)) {
+            self.pause(if in_vote { 100 } else { 300 }).await;
+            let asked = self.asked.borrow()[index];
+            if let Some(machine) = &loses
+                && self.votes(machine.node)
+                && !self.go_on_without(&asked)
+            {
                 // From now on it is needed: nothing but its return brings this to an end.
                 machine.lose(false);
             }
             looks = if self.settle.get() { 0 } else { looks.saturating_sub(1) };
-            if may_abort && looks == 0 {
+            if may_abort && (looks == 0 || in_vote && self.has_changed(&asked)) {
                 may_abort = false;
                 self.abort(operation, index).await;
-                if let Some(machine) = &newcomer {
+                let stays_away = self.go_on_without(&asked) && self.rng.chance(500);
+                let given_up = self.asked.borrow()[index].fate == Fate::Aborted;
+                if let Some(machine) = newcomer.as_ref().filter(|_| !(stays_away && given_up)) {
                     machine.lose(false);
                 }
             }
         }
         if let Some(machine) = &newcomer {
+            let undone = self.asked.borrow()[index].fate == Fate::Aborted;
+            let without = undone && machine.is_lost();
+            self.cluster.coverage.add(Seen::UndoneWithoutNew, u64::from(without));
             machine.lose(false);
         }
     }
 
+    /// The voters from before, and those that are to be, are majorities without the node that comes
+    /// and without those whose disks are lost.
+    fn go_on_without(&self, asked: &Asked) -> bool {
+        let before = self.cluster.voters();
+        let mut then = before.clone();
+        then.extend(asked.add);
+        then.retain(|node| Some(*node) != asked.remove);
+        [before, then].iter().all(|voters| {
+            let there = voters.iter().filter(|node| {
+                Some(**node) != asked.add && !self.cluster.machine(**node).is_wiped()
+            });
+            2 * there.count() > voters.len()
+        })
+    }
+
+    /// A shard has, or is about to have, the voters that were asked for.
+    fn has_changed(&self, asked: &Asked) -> bool {
+        self.cluster.shards().any(|shard| {
+            let Some(leader) = self.cluster.leader(shard) else { return false };
+            let Some(node) = leader.running() else { return false };
+            let membership = node.shard(shard).group.membership();
+            let comes = asked.add.is_some_and(|node| membership.votes(NodeId(node)));
+            let votes_on =
+                |node: u64| membership.voters.iter().all(|set| set.contains(&NodeId(node)));
+            comes || asked.remove.is_some_and(|node| !votes_on(node))
+        })
+    }
+
     async fn abort(&self, operation: u64, index: usize) {
+        let changed = self.has_changed(&self.asked.borrow()[index]);
         let answer = self.ask(&MemberChange::Abort { operation }).await;
         let fate = match answer {
             Answer::Begun(_) => Fate::Aborted,
-            // Too far for that, or carried out.
+            // Carried out before.
             Answer::Refused(_) => Fate::Carried,
             Answer::Unclear => Fate::Open,
         };
+        self.cluster.coverage.add(Seen::VoteUndone, u64::from(changed && fate == Fate::Aborted));
         self.say(format_args!("gives operation {operation} up: {fate:?}"));
         self.asked.borrow_mut()[index].fate = fate;
     }

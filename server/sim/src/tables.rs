@@ -2,7 +2,7 @@
 //!
 //! - A version is the same on every node (the states' digests say that already).
 //! - One operation at a time: the next begins when none is under way, and each goes the way
-//!   learn, vote, over; or learn, undo, over; or, if nobody comes, vote, over.
+//!   learn, vote, over, or begins with the vote if nobody comes; given up, it goes on to undo, over.
 //! - The voters change at its end alone, by the node that came and the node that went.
 //!
 //! A node may vote in a shard once a version says so: as a voter, or as the one that an operation
@@ -61,10 +61,13 @@ impl Table {
                 if old.operation != new.operation {
                     return Err("a second operation beside the first");
                 }
-                let on = matches!(new.phase, MemberPhase::Vote | MemberPhase::Undo);
+                let on = matches!(
+                    (old.phase, new.phase),
+                    (MemberPhase::Learn, MemberPhase::Vote | MemberPhase::Undo)
+                        | (MemberPhase::Vote, MemberPhase::Undo)
+                );
                 let same = MemberOperation { phase: old.phase, ..new } == old;
-                let goes = old.phase == MemberPhase::Learn && on && same && stays;
-                if goes { Ok(()) } else { Err("an operation that goes on wrongly") }
+                if on && same && stays { Ok(()) } else { Err("an operation that goes on wrongly") }
             }
             (Some(over), None) => {
                 let mut voters = self.voters.clone();

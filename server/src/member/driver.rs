@@ -3,7 +3,7 @@
 //! Works from the table alone: it asks every shard's leader to bring its group nearer to what the
 //! present phase wants, again and again, and puts the next phase into the table when all say that
 //! they are there. So it can be stopped at any step, and another node's driver goes on. Shard 0
-//! changes its voters last: a node that is out of it is out of all shards.
+//! changes its voters last, there and back: a node that is out of it in the end is out of all shards.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -99,14 +99,12 @@ impl<E: Env> Membership<E> {
         if !done {
             return;
         }
-        let operation_id = operation.operation;
-        let next = match operation.phase {
-            MemberPhase::Learn => MemberCommand::Promote { operation: operation_id },
-            MemberPhase::Vote | MemberPhase::Undo => {
-                MemberCommand::Finish { operation: operation_id }
-            }
+        let MemberOperation { operation, phase, .. } = operation;
+        let next = match phase {
+            MemberPhase::Learn => MemberCommand::Promote { operation },
+            MemberPhase::Vote | MemberPhase::Undo => MemberCommand::Finish { operation, version },
         };
-        tracing::info!(operation = operation_id, phase = ?operation.phase, "done in all shards");
+        tracing::info!(operation, ?phase, "done in all shards");
         self.propose(leadership, next).await;
     }
 
@@ -126,7 +124,7 @@ impl<E: Env> Membership<E> {
                 members.node(operation.add).map(|info| GroupGoal::Learner(info.entry.clone()))
             }
             MemberPhase::Vote => Some(GroupGoal::Voters(members.voters_after())),
-            MemberPhase::Undo => Some(GroupGoal::Without(operation.add)),
+            MemberPhase::Undo => Some(GroupGoal::Undone(members.voters_after())),
         }
     }
 

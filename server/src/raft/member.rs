@@ -34,9 +34,12 @@ pub struct GroupMembers {
 impl GroupMembers {
     /// Exactly these nodes vote, nobody else is a member, and that is settled.
     pub fn are(&self, voters: &BTreeSet<NodeId>) -> bool {
-        self.committed
-            && self.voters.as_slice() == std::slice::from_ref(voters)
-            && self.nodes.keys().eq(voters)
+        self.committed && self.vote_alone(voters) && self.nodes.keys().eq(voters)
+    }
+
+    /// They vote, and no change of that is under way.
+    pub fn vote_alone(&self, voters: &BTreeSet<NodeId>) -> bool {
+        self.voters.as_slice() == std::slice::from_ref(voters)
     }
 
     /// The node votes in one of the sets.

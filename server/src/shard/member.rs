@@ -3,7 +3,8 @@
 //! Brings the shard's group nearer to a goal, one step at a time, for a version of the member
 //! table. Before anything is changed the shard is *fenced*: the version is committed in its log, and
 //! nothing is done for an older one from then on. Invariants: a node gets a vote only when it has
-//! the log and answers; voters are taken out only while a majority of those that stay answers.
+//! the log and answers, or if it had one before the operation that is undone; voters are taken out
+//! only while a majority of those that are to vote answers and has the log.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -140,7 +141,7 @@ impl<E: Env> Shard<E> {
         let changed = match &request.goal {
             GroupGoal::Learner(entry) => self.learner(leadership, &seen, entry).await,
             GroupGoal::Voters(entries) => self.voters(leadership, &seen, entries).await,
-            GroupGoal::Without(node) => self.without(leadership, &seen, *node).await,
+            GroupGoal::Undone(entries) => self.undone(leadership, &seen, entries).await,
         };
         match changed {
             Ok(step) => Ok(step),
@@ -206,7 +207,7 @@ impl<E: Env> Shard<E> {
         seen: &GroupMembers,
         entries: &[MemberEntry],
     ) -> Result<Step, MemberError> {
-        let voters: BTreeSet<NodeId> = entries.iter().map(|entry| entry.node).collect();
+        let voters = nodes_of(entries);
         // Planted (G8): a change that is half done is left so.
         let half = planted!("half-a-change-is-done") && seen.voters.last() == Some(&voters);
         if seen.are(&voters) || half {
@@ -221,8 +222,25 @@ impl<E: Env> Shard<E> {
                 return Ok(step);
             }
         }
-        let asked = voters.iter().map(|node| self.group.answers(*node, ANSWER_TIMEOUT));
-        let answering = join_all(asked).await.into_iter().filter(|answers| *answers).count();
+        let answering = self.answering(&voters).await.len();
+        self.change_voters(leadership, seen, &voters, answering).await
+    }
+
+    /// Those of them that answer now.
+    async fn answering(&self, nodes: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
+        let asked = nodes.iter().map(|node| self.group.answers(*node, ANSWER_TIMEOUT));
+        let answers = join_all(asked).await;
+        nodes.iter().zip(answers).filter(|(_, answers)| *answers).map(|(node, _)| *node).collect()
+    }
+
+    /// Makes these the voters, of whom so many answer and have the log.
+    async fn change_voters(
+        &self,
+        leadership: Leadership,
+        seen: &GroupMembers,
+        voters: &BTreeSet<NodeId>,
+        answering: usize,
+    ) -> Result<Step, MemberError> {
         if answering <= voters.len() / 2 {
             let of = voters.len();
             let what = format!("{answering} of {of} nodes that are to vote answer: no majority");
@@ -233,9 +251,17 @@ impl<E: Env> Shard<E> {
         if !voters.contains(&me) && voters.iter().any(|node| stays(&node)) {
             return Ok(self.move_away(voters.iter().filter(stays).copied().collect()).await);
         }
-        self.group.set_voters(leadership, seen, &voters).await?;
-        let done = self.group.membership().are(&voters);
-        Ok(if done { Step::Done } else { Step::waits("the change is being committed") })
+        self.group.set_voters(leadership, seen, voters).await?;
+        Ok(self.are_now(voters))
+    }
+
+    /// A change was made: the group is what it is to be, if that is settled.
+    fn are_now(&self, voters: &BTreeSet<NodeId>) -> Step {
+        if self.group.membership().are(voters) {
+            Step::Done
+        } else {
+            Step::waits("the change is being committed")
+        }
     }
 
     /// A leader that is to go hands its leadership to one that stays, before the change: so the
@@ -249,22 +275,44 @@ impl<E: Env> Shard<E> {
         Step::waits("no node that stays takes the leadership")
     }
 
-    async fn without(
+    /// Back to who voted before the operation, wherever it was given up: not begun here, between two
+    /// sets of voters, or done.
+    async fn undone(
         &self,
         leadership: Leadership,
         seen: &GroupMembers,
-        node: NodeId,
+        entries: &[MemberEntry],
     ) -> Result<Step, MemberError> {
-        if !seen.nodes.contains_key(&node) {
-            let settled = seen.committed;
-            return Ok(if settled { Step::Done } else { Step::waits("not committed yet") });
+        let voters = nodes_of(entries);
+        if seen.are(&voters) {
+            return Ok(Step::Done);
         }
-        if seen.votes(node) {
-            return Ok(Step::waits(format!("node {node} votes")));
+        if seen.vote_alone(&voters) {
+            let Some(came) = seen.nodes.keys().find(|node| !voters.contains(node)) else {
+                return Ok(Step::waits("not committed yet"));
+            };
+            self.group.drop_learner(leadership, seen, *came).await?;
+            return Ok(self.are_now(&voters));
         }
-        self.group.drop_learner(leadership, seen, node).await?;
-        Ok(Step::Done)
+        if let Some(gone) = entries.iter().find(|entry| !seen.nodes.contains_key(&entry.node)) {
+            self.group.add_learner(leadership, seen, gone.node, member_of(gone)).await?;
+            return Ok(Step::waits(format!("node {} begins to receive the log again", gone.node)));
+        }
+        // One that is dead comes back as what it was, a voter that does not answer: it may be why the
+        // operation was begun, and waiting for it would have no end.
+        let answering = self.answering(&voters).await;
+        for node in answering.iter().filter(|node| !seen.votes(**node)) {
+            let step = self.caught_up(*node).await;
+            if !matches!(step, Step::Done) {
+                return Ok(step);
+            }
+        }
+        self.change_voters(leadership, seen, &voters, answering.len()).await
     }
+}
+
+fn nodes_of(entries: &[MemberEntry]) -> BTreeSet<NodeId> {
+    entries.iter().map(|entry| entry.node).collect()
 }
 
 fn member_of(entry: &MemberEntry) -> Member {

@@ -30,9 +30,9 @@ use super::raft_support::{
 };
 use super::{Replies, Service, TIMEOUT_MS, start_routed};
 
-const SEEDS: u64 = 12;
+pub(super) const SEEDS: u64 = 12;
 
-fn entry(node: u64) -> MemberEntry {
+pub(super) fn entry(node: u64) -> MemberEntry {
     let member = member(node);
     let (peer_addr, client_addr) = (member.peer_addr, member.client_addr);
     MemberEntry { node: NodeId(node), disk: disk_id(node), peer_addr, client_addr }
@@ -65,7 +65,7 @@ fn a_step_for_an_older_table_does_nothing() {
         };
         let done =
             |reply: &Reply| matches!(reply, Reply::GroupStepped(ShardProgress { done: true, .. }));
-        step(5, GroupGoal::Without(NodeId(4))).reply("nothing is to be done", done).await;
+        step(5, GroupGoal::Undone(vec![entry(1)])).reply("nothing is to be done", done).await;
         let late = step(4, GroupGoal::Learner(entry(4)));
         let refused = |reply: &Reply| matches!(reply, Reply::Error(_));
         late.reply("a driver of before is refused", refused).await;
@@ -119,20 +119,20 @@ fn start_node(running: &Running, node: u64, runs: bool, promised: Option<BirthRe
 }
 
 /// What runs on a machine.
-type Node = (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>);
+pub(super) type Node = (Rc<Shard<SimEnv>>, Rc<Membership<SimEnv>>);
 
 /// Four machines, of which the first three are the cluster.
-struct World {
-    cluster: Cluster,
+pub(super) struct World {
+    pub(super) cluster: Cluster,
     /// What the fourth belongs to.
     promised: Option<BirthRecord>,
-    nodes: BTreeMap<u64, Node>,
+    pub(super) nodes: BTreeMap<u64, Node>,
     /// Whether the tables are followed and written; without, the cluster stays without a table.
     runs: bool,
 }
 
 impl World {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         Self::with(None).await
     }
 
@@ -156,7 +156,7 @@ impl World {
         world
     }
 
-    async fn start(&mut self, node: u64) {
+    pub(super) async fn start(&mut self, node: u64) {
         self.cluster.start(node).await.expect("a sound disk");
         let running = self.cluster.running(node);
         let domain = self.cluster.machine(node).domain;
@@ -167,32 +167,50 @@ impl World {
         self.nodes.insert(node, started.expect("nobody kills it"));
     }
 
-    fn kill(&mut self, node: u64) {
+    pub(super) fn kill(&mut self, node: u64) {
         self.nodes.remove(&node);
         self.cluster.kill(node);
     }
 
-    fn version(&self, node: u64) -> u64 {
+    pub(super) fn version(&self, node: u64) -> u64 {
         self.nodes[&node].0.state().borrow().members().version()
     }
 
     fn change(&self, node: u64, change: MemberChange) -> Replies {
-        let replies = Replies::default();
-        let to = ReplyTo::new(Rc::new(replies.clone()), 1);
         let request = MemberChangeRequest { change, timeout_ms: TIMEOUT_MS };
         let membership = self.nodes[&node].1.clone();
-        let ask = async move { membership.change(request, to, Origin::Client) };
+        self.ask(node, move |to| membership.change(request, to, Origin::Client))
+    }
+
+    /// Asks this node's shard.
+    pub(super) fn submit(&self, node: u64, request: Request) -> Replies {
+        let shard = self.nodes[&node].0.clone();
+        self.ask(node, move |to| shard.submit(request, to, Origin::Client))
+    }
+
+    fn ask(&self, node: u64, ask: impl FnOnce(ReplyTo) + 'static) -> Replies {
+        let replies = Replies::default();
+        let to = ReplyTo::new(Rc::new(replies.clone()), 1);
+        let ask = async move { ask(to) };
         drop(self.cluster.world.spawn_in(self.cluster.machine(node).domain, ask));
         replies
     }
 
-    /// Asks one node after the other until one says that it is begun.
-    async fn begin(&self, change: &MemberChange) -> u64 {
-        for node in (1..=3).cycle().take(300) {
+    pub(super) async fn begin(&self, change: &MemberChange) -> u64 {
+        self.try_begin(change).await.expect("it can be begun")
+    }
+
+    /// Asks one node after the other until one says that it is begun, or that it is over.
+    pub(super) async fn try_begin(&self, change: &MemberChange) -> Result<u64, ErrorCode> {
+        let nodes: Vec<u64> = self.nodes.keys().copied().filter(|node| *node <= 3).collect();
+        for node in nodes.into_iter().cycle().take(300) {
             let replies = self.change(node, change.clone());
             until("an answer", || replies.last().is_some()).await;
             match replies.last() {
-                Some(Reply::MemberChanged(reply)) => return reply.operation,
+                Some(Reply::MemberChanged(reply)) => return Ok(reply.operation),
+                Some(Reply::Error(error)) if error.code == ErrorCode::MEMBER_CHANGE_OVER => {
+                    return Err(error.code);
+                }
                 Some(Reply::Error(_)) => sleep_ms(20).await,
                 other => panic!("{other:?}"),
             }
@@ -228,7 +246,7 @@ impl World {
     }
 
     /// The operation is over, and the group is what was asked for, as this node sees it.
-    fn is_over(&self, node: u64, voters: &BTreeSet<NodeId>) -> bool {
+    pub(super) fn is_over(&self, node: u64, voters: &BTreeSet<NodeId>) -> bool {
         let Some((shard, _)) = self.nodes.get(&node) else { return false };
         let state = shard.state().borrow();
         let members = state.members();
@@ -239,7 +257,7 @@ impl World {
     }
 }
 
-fn new_member(node: u64) -> NewMember {
+pub(super) fn new_member(node: u64) -> NewMember {
     new_member_at(node, &addr(node))
 }
 

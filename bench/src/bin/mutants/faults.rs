@@ -207,8 +207,6 @@ pub(crate) const FAULTS: &[Fault] = &[
         "an operation begins while another is under way, and takes its place", STATE),
     fault("step-of-a-former-operation", "G8",
         "a step of a former operation moves the present one", STATE),
-    fault("undone-after-the-vote", "G8",
-        "an operation is given up after its vote was decided", STATE),
     fault("fence-lets-the-old-pass", "G8",
         "what a deposed driver still has under way is taken after a later step", STATE),
     fault("last-voter-removed", "G8",

@@ -67,8 +67,10 @@ impl Rig {
         self.apply(MemberCommand::Abort { operation })
     }
 
+    /// As one who has done it for the present version.
     fn finish(&mut self, operation: u64) -> Result<(u64, u64), ErrorCode> {
-        self.apply(MemberCommand::Finish { operation })
+        let version = self.0.members().version();
+        self.apply(MemberCommand::Finish { operation, version })
     }
 
     fn standing(&self, node: u64) -> Option<Standing> {
@@ -90,8 +92,8 @@ fn a_node_is_added_learner_first_and_the_steps_may_be_repeated() {
     assert_eq!(rig.finish(2), Err(ErrorCode::MEMBER_CHANGE_OVER), "it was not promoted");
     assert_eq!(rig.promote(2), Ok((3, 2)));
     assert_eq!(rig.promote(2), Ok((3, 2)));
-    assert_eq!(rig.abort(2), Err(ErrorCode::MEMBER_CHANGE_OVER));
     assert_eq!(rig.finish(2), Ok((4, 2)));
+    assert_eq!(rig.abort(2), Err(ErrorCode::MEMBER_CHANGE_OVER));
     assert_eq!(rig.finish(2), Err(ErrorCode::MEMBER_CHANGE_OVER));
     assert_eq!(rig.standing(2), Some(Standing::Voter));
 }
@@ -113,6 +115,29 @@ fn one_operation_at_a_time() {
     assert_eq!(rig.finish(2), Ok((4, 2)));
     assert_eq!(rig.standing(4), Some(Standing::Removed));
     assert_eq!(rig.start(5, 0), Ok((5, 5)));
+}
+
+#[test]
+fn an_operation_is_given_up_while_the_voters_change() {
+    let mut rig = Rig::founded(3);
+    assert_eq!(rig.start(4, 3), Ok((2, 2)));
+    assert_eq!(rig.promote(2), Ok((3, 2)));
+    assert_eq!(rig.voters_after(), [1, 2, 4]);
+    assert_eq!(rig.abort(2), Ok((4, 2)));
+    assert_eq!(rig.abort(2), Ok((4, 2)));
+    assert_eq!(rig.voters_after(), [1, 2, 3]);
+    let over = Err(ErrorCode::MEMBER_CHANGE_OVER);
+    assert_eq!(rig.promote(2), over);
+    let late = MemberCommand::Finish { operation: 2, version: 3 };
+    assert_eq!(rig.apply(late), over, "it was carried out for the version before");
+    assert_eq!(rig.start(4, 3), Err(ErrorCode::MEMBER_CHANGE_UNDER_WAY));
+    assert_eq!(rig.finish(2), Ok((5, 2)));
+    assert_eq!(rig.standing(3), Some(Standing::Voter));
+    assert_eq!(rig.standing(4), Some(Standing::Removed));
+    assert_eq!(rig.start(0, 3), Ok((6, 6)), "one that only goes begins with the vote");
+    assert_eq!(rig.abort(6), Ok((7, 6)));
+    assert_eq!(rig.finish(6), Ok((8, 6)));
+    assert_eq!(rig.standing(3), Some(Standing::Voter));
 }
 
 #[test]

@@ -29,7 +29,10 @@ pub(crate) fn command([who, which, how, ack]: [u8; 4], table: &Table) -> MemberC
         },
         6 | 7 => MemberCommand::Promote { operation },
         8 => MemberCommand::Abort { operation },
-        9..=12 => MemberCommand::Finish { operation },
+        9..=12 => MemberCommand::Finish {
+            operation,
+            version: table.version - u64::from(ack % 4 == 3).min(table.version),
+        },
         13 | 14 => MemberCommand::Fence {
             version: table.version - u64::from(ack % 4 == 3).min(table.version),
         },
@@ -97,6 +100,9 @@ pub(crate) fn cover(
     let (Command::Member(command), Outcome::Members { .. }) = (command, outcome) else { return };
     let what = match (command, &before.work) {
         (MemberCommand::Start { .. }, Some(_)) => "seen: a change of members that was joined",
+        (MemberCommand::Abort { .. }, Some(work)) if work.phase == MemberPhase::Vote => {
+            "seen: a change of members that was given up in the vote"
+        }
         (MemberCommand::Fence { .. }, _) if before != after => "seen: a fence that rose",
         (MemberCommand::Finish { .. }, Some(work)) => match (work.phase, work.comes, work.goes) {
             (MemberPhase::Undo, ..) => "seen: a change of members that was undone",

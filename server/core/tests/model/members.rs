@@ -48,12 +48,10 @@ impl Table {
                 self.start(add.as_ref(), remove.map(|node| node.0))
             }
             MemberCommand::Promote { operation } => {
-                self.turn(*operation, MemberPhase::Vote, MemberPhase::Undo)
+                self.turn(*operation, MemberPhase::Vote, Some(MemberPhase::Undo))
             }
-            MemberCommand::Abort { operation } => {
-                self.turn(*operation, MemberPhase::Undo, MemberPhase::Vote)
-            }
-            MemberCommand::Finish { operation } => self.finish(*operation),
+            MemberCommand::Abort { operation } => self.turn(*operation, MemberPhase::Undo, None),
+            MemberCommand::Finish { operation, version } => self.finish(*operation, *version),
             MemberCommand::Fence { version } if *version < self.fence => {
                 Err(ErrorCode::MEMBER_CHANGE_OVER)
             }
@@ -135,10 +133,10 @@ impl Table {
         work.ok_or(ErrorCode::MEMBER_CHANGE_OVER)
     }
 
-    /// From learning to one of the two further phases; never from one of these to the other.
-    fn turn(&mut self, number: u64, to: MemberPhase, not_from: MemberPhase) -> Told {
+    /// To a further phase; what is given up stays so.
+    fn turn(&mut self, number: u64, to: MemberPhase, not_from: Option<MemberPhase>) -> Told {
         let mut work = self.work_of(number)?.clone();
-        if work.phase == not_from {
+        if Some(work.phase) == not_from {
             return Err(ErrorCode::MEMBER_CHANGE_OVER);
         }
         if work.phase != to {
@@ -149,9 +147,10 @@ impl Table {
         Ok((self.version, number))
     }
 
-    fn finish(&mut self, number: u64) -> Told {
+    fn finish(&mut self, number: u64, version: u64) -> Told {
         let work = self.work_of(number)?.clone();
         match work.phase {
+            _ if version != self.version => return Err(ErrorCode::MEMBER_CHANGE_OVER),
             MemberPhase::Learn => return Err(ErrorCode::MEMBER_CHANGE_OVER),
             MemberPhase::Vote => {
                 self.voters.extend(work.comes);
@@ -187,10 +186,10 @@ impl Table {
         rows
     }
 
-    /// Who votes if the change under way is carried through.
+    /// Who votes once the change under way is over.
     pub(crate) fn voters_then(&self) -> Vec<u64> {
         let mut then = self.voters.clone();
-        if let Some(work) = &self.work {
+        if let Some(work) = self.work.as_ref().filter(|work| work.phase != MemberPhase::Undo) {
             then.extend(work.comes);
             then.retain(|node| Some(*node) != work.goes);
         }

@@ -123,7 +123,9 @@ fn operation(before: &Members, command: &MemberCommand, after: &Members) -> Resu
         (Some(was), Some(is)) => {
             let same = (was.operation, was.add, was.remove) == (is.operation, is.add, is.remove);
             ensure!(same, "{was:?} became {is:?}");
-            let forth = was.phase == is.phase || was.phase == MemberPhase::Learn;
+            let forth = was.phase == is.phase
+                || was.phase == MemberPhase::Learn
+                || (was.phase, is.phase) == (MemberPhase::Vote, MemberPhase::Undo);
             ensure!(forth, "from {:?} to {:?}", was.phase, is.phase);
             let asked = match command {
                 MemberCommand::Promote { operation } => (*operation, MemberPhase::Vote),
@@ -138,11 +140,9 @@ fn operation(before: &Members, command: &MemberCommand, after: &Members) -> Resu
             ensure!(is.operation == after.version(), "numbered {}", is.operation);
         }
         (Some(was), None) => {
-            let number = was.operation;
-            ensure!(
-                *command == MemberCommand::Finish { operation: number },
-                "ended by {command:?}"
-            );
+            let (operation, version) = (was.operation, before.version());
+            let ends = MemberCommand::Finish { operation, version };
+            ensure!(*command == ends, "ended by {command:?}");
             ensure!(was.phase != MemberPhase::Learn, "ended while it learnt");
             let undone = was.phase == MemberPhase::Undo;
             let comes = if undone { Standing::Removed } else { Standing::Voter };
@@ -170,7 +170,9 @@ fn alphabet(members: &Members) -> Vec<MemberCommand> {
     for operation in [numbers, numbers - 1] {
         all.push(MemberCommand::Promote { operation });
         all.push(MemberCommand::Abort { operation });
-        all.push(MemberCommand::Finish { operation });
+        for version in [members.version(), members.version() - 1] {
+            all.push(MemberCommand::Finish { operation, version });
+        }
     }
     all.push(MemberCommand::Fence { version: members.version() });
     all.push(MemberCommand::Fence { version: members.version() - 1 });
