@@ -101,13 +101,30 @@ fn told(rig: &mut Rig) -> Option<Result<u64, Failure>> {
     }
 }
 
+/// A change, what its repetition is refused with, the table, and what the caller is told.
+type Case = (MemberChange, ErrorCode, MembersReply, Result<u64, ErrorCode>);
+
+fn is_looked_up<const N: usize>(cases: [Case; N]) {
+    for (change, refusal, table, expected) in cases {
+        let what = format!("{change:?} {refusal} {table:?}");
+        let mut rig = in_doubt(change, refusal);
+        assert!(told(&mut rig).is_none(), "{what}: told before the table is read");
+        let read = rig.sent.pop_front().expect("the table is read");
+        assert!(matches!(read.request, Request::Members(_)), "{what}: {read:?}");
+        rig.answer(&read, &Reply::Members(table));
+        let told = told(&mut rig).expect("told");
+        assert_eq!(told.map_err(|failure| failure.code), expected, "{what}");
+        rig.core.assert_empty();
+    }
+}
+
+/// It is over, or under way behind another refusal.
 #[test]
-fn a_change_whose_reply_was_lost_is_looked_up_in_the_table() {
+fn a_change_whose_reply_was_lost_is_recognised_in_the_table() {
     use ErrorCode as Code;
-    use MemberPhase::{Learn, Undo, Vote};
+    use MemberPhase::{Learn, Undo};
     let applied = Ok;
-    let cases = [
-        // Over, or under way behind another refusal.
+    is_looked_up([
         (remove(2), Code::NOT_A_MEMBER, table(&[(2, Removed)], None), applied(0)),
         (remove(2), Code::NO_MAJORITY_LEFT, table(&[(2, Removed)], None), applied(0)),
         (
@@ -136,6 +153,14 @@ fn a_change_whose_reply_was_lost_is_looked_up_in_the_table() {
             table(&[(4, Joining)], Some((6, Undo, 4, 0))),
             applied(6),
         ),
+    ]);
+}
+
+#[test]
+fn what_the_table_does_not_show_is_refused_or_unknown() {
+    use ErrorCode as Code;
+    use MemberPhase::{Learn, Vote};
+    is_looked_up([
         // It was not, and will not be.
         (remove(9), Code::NOT_A_MEMBER, table(&[(2, Voter)], None), Err(Code::NOT_A_MEMBER)),
         (
@@ -170,18 +195,7 @@ fn a_change_whose_reply_was_lost_is_looked_up_in_the_table() {
             table(&[(4, Removed)], None),
             Err(Code::OUTCOME_UNKNOWN),
         ),
-    ];
-    for (change, refusal, table, expected) in cases {
-        let what = format!("{change:?} {refusal} {table:?}");
-        let mut rig = in_doubt(change, refusal);
-        assert!(told(&mut rig).is_none(), "{what}: told before the table is read");
-        let read = rig.sent.pop_front().expect("the table is read");
-        assert!(matches!(read.request, Request::Members(_)), "{what}: {read:?}");
-        rig.answer(&read, &Reply::Members(table));
-        let told = told(&mut rig).expect("told");
-        assert_eq!(told.map_err(|failure| failure.code), expected, "{what}");
-        rig.core.assert_empty();
-    }
+    ]);
 }
 
 /// Another node came under the id: by its address it is not the one that was asked for.
@@ -201,7 +215,9 @@ fn a_change_that_cannot_be_looked_up_in_time_has_an_unknown_outcome() {
     let mut rig = in_doubt(remove(2), ErrorCode::NOT_A_MEMBER);
     rig.nodes.values_mut().for_each(|node| *node = Node::Down);
     let conns: Vec<_> = rig.conns.keys().copied().collect();
-    conns.into_iter().for_each(|conn| rig.break_conn(conn));
+    for conn in conns {
+        rig.break_conn(conn);
+    }
     rig.advance(ms(10_000));
     let failure = told(&mut rig).expect("told").expect_err("not known");
     assert_eq!(failure.code, ErrorCode::OUTCOME_UNKNOWN);
