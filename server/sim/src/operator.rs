@@ -223,26 +223,63 @@ impl Operator {
         }
     }
 
-    /// Waits for the end of an operation; gives it up now and then, or because the newcomer
-    /// cannot be reached.
+    /// Waits for the end of an operation, which is given up now and then.
     async fn follow(&self, operation: u64, index: usize, newcomer: Option<Rc<Machine>>) {
-        let loses = newcomer.clone().filter(|_| self.rng.chance(300));
-        if let Some(machine) = &loses {
+        if self.rng.chance(250) {
+            self.give_up_in_vote(operation, index, newcomer.as_deref()).await;
+        } else {
+            self.wait_or_give_up(operation, index, newcomer.as_deref()).await;
+        }
+        while !self.is_over(operation).await {
+            self.pause(300).await;
+        }
+        if let Some(machine) = &newcomer {
+            let without = self.is_given_up(index) && machine.is_lost();
+            self.cluster.coverage.add(Seen::UndoneWithoutNew, u64::from(without));
+            machine.lose(false);
+        }
+    }
+
+    /// As soon as a shard has changed; then the newcomer dies first, now and then.
+    async fn give_up_in_vote(&self, operation: u64, index: usize, newcomer: Option<&Machine>) {
+        let asked = self.asked.borrow()[index];
+        while !self.has_changed(&asked) {
+            let now = self.cluster.tables.latest().and_then(|table| table.operation);
+            if self.settle.get() || now.is_none_or(|now| now.operation > operation) {
+                return;
+            }
+            SimRt::sleep(Duration::from_millis(5)).await;
+        }
+        let dies = self.go_on_without(&asked) && self.rng.chance(500);
+        if let Some(machine) = newcomer.filter(|_| dies) {
+            self.loses(machine);
+        }
+        self.abort(operation, index).await;
+        if let Some(machine) = newcomer.filter(|_| !self.is_given_up(index)) {
+            machine.lose(false);
+        }
+    }
+
+    /// Now and then, or because the newcomer cannot be reached.
+    async fn wait_or_give_up(&self, operation: u64, index: usize, newcomer: Option<&Machine>) {
+        let asked = self.asked.borrow()[index];
+        let lost = newcomer.filter(|_| self.rng.chance(300));
+        if let Some(machine) = lost {
             self.pause(400).await;
-            self.say(format_args!("cannot reach node {}", machine.node));
-            machine.lose(true);
-            self.cluster.crash(machine, Death::Killed, Duration::ZERO);
+            self.loses(machine);
         }
         // One that cannot be reached is waited for up to the end of the storm, or not.
-        let waits = loses.is_some() && self.rng.chance(600);
-        let gives_up = loses.is_some() || self.rng.chance(250);
-        let in_vote = self.rng.chance(500);
+        let waits = lost.is_some() && self.rng.chance(600);
+        if lost.is_none() && !self.rng.chance(250) {
+            return;
+        }
         let mut looks = if waits { u64::MAX } else { self.rng.below(12) };
-        let mut may_abort = gives_up;
-        while !self.is_over(operation).await {
-            self.pause(if in_vote { 100 } else { 300 }).await;
-            let asked = self.asked.borrow()[index];
-            if let Some(machine) = &loses
+        while looks > 0 {
+            if self.is_over(operation).await {
+                return;
+            }
+            self.pause(300).await;
+            if let Some(machine) = lost
                 && self.votes(machine.node)
                 && !self.go_on_without(&asked)
             {
@@ -250,22 +287,22 @@ impl Operator {
                 machine.lose(false);
             }
             looks = if self.settle.get() { 0 } else { looks.saturating_sub(1) };
-            if may_abort && (looks == 0 || in_vote && self.has_changed(&asked)) {
-                may_abort = false;
-                self.abort(operation, index).await;
-                let stays_away = self.go_on_without(&asked) && self.rng.chance(500);
-                let given_up = self.asked.borrow()[index].fate == Fate::Aborted;
-                if let Some(machine) = newcomer.as_ref().filter(|_| !(stays_away && given_up)) {
-                    machine.lose(false);
-                }
-            }
         }
-        if let Some(machine) = &newcomer {
-            let undone = self.asked.borrow()[index].fate == Fate::Aborted;
-            let without = undone && machine.is_lost();
-            self.cluster.coverage.add(Seen::UndoneWithoutNew, u64::from(without));
+        self.abort(operation, index).await;
+        let stays_away = self.is_given_up(index) && self.rng.chance(500);
+        if let Some(machine) = newcomer.filter(|_| !stays_away || !self.go_on_without(&asked)) {
             machine.lose(false);
         }
+    }
+
+    fn loses(&self, machine: &Machine) {
+        self.say(format_args!("cannot reach node {}", machine.node));
+        machine.lose(true);
+        self.cluster.crash(machine, Death::Killed, Duration::ZERO);
+    }
+
+    fn is_given_up(&self, index: usize) -> bool {
+        self.asked.borrow()[index].fate == Fate::Aborted
     }
 
     /// The voters from before, and those that are to be, are majorities without the node that comes
