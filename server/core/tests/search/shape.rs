@@ -134,15 +134,7 @@ impl Shape<'_> {
     ) {
         let sent = session.sent.get(&number).filter(|_| known.is_some() || number > session.floor);
         let Some(one) = known else { return bytes.push(u8::from(sent.is_some())) };
-        let kind = match one.kind {
-            Kind::Acquire => 1,
-            Kind::Forestalled => 2,
-            Kind::Cancel => 3,
-            Kind::Release => 4,
-            Kind::Convert => 5,
-            Kind::SetValue => 6,
-        };
-        bytes.push(kind << 2 | u8::from(one.keep) << 1 | u8::from(one.late));
+        bytes.push(kind(one.kind) << 2 | u8::from(one.keep) << 1 | u8::from(one.late));
         bytes.push(self.outcome(one.outcome));
         match sent.map(|sent| sent.body) {
             None => bytes.push(0),
@@ -179,5 +171,17 @@ impl Shape<'_> {
             Some(Outcome::Refused { code, .. }) => 7 + (code.0 % 200) as u8,
             Some(_) => 255,
         }
+    }
+}
+
+/// A number for what a remembered command was.
+pub(crate) fn kind(kind: Kind) -> u8 {
+    match kind {
+        Kind::Acquire => 1,
+        Kind::Forestalled => 2,
+        Kind::Cancel => 3,
+        Kind::Release => 4,
+        Kind::Convert => 5,
+        Kind::SetValue => 6,
     }
 }

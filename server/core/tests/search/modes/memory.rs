@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use leasehold_core::{Kind, Remembered};
+use leasehold_core::Remembered;
 use leasehold_protocol::command::{Caller, Command};
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{LeaseId, Number, Token};
@@ -16,6 +16,7 @@ use super::Profile;
 use super::moves::acquire;
 use super::rules::View;
 use super::world::World;
+use crate::shape::kind;
 use crate::world::{SECRET, SLOT, first_of_slot};
 
 /// Slots of one client that may be remembered at a time, and of which it still repeats anything.
@@ -260,17 +261,6 @@ pub(crate) fn read(
         }
     }
     bytes.push(254);
-}
-
-fn kind(kind: Kind) -> u8 {
-    match kind {
-        Kind::Acquire => 1,
-        Kind::Forestalled => 2,
-        Kind::Cancel => 3,
-        Kind::Release => 4,
-        Kind::Convert => 5,
-        Kind::SetValue => 6,
-    }
 }
 
 /// A token: which key's hold has it, and that hold's place there, or that it is over.
