@@ -37,6 +37,8 @@ struct Sent {
     unacknowledged_len: usize,
     /// When the orderly end arrives.
     end_ns: Option<u64>,
+    /// Some of it was lost: nothing that follows arrives, for a stream has no holes.
+    broken: bool,
 }
 
 struct Chunk {
@@ -250,7 +252,7 @@ impl Stream {
             return;
         }
         let arrival_ns = self.arrival_ns(side);
-        if world.is_alive(domain) {
+        if world.is_alive(domain) && !self.sent[side].borrow().broken {
             self.sent[side].borrow_mut().end_ns = Some(arrival_ns);
         } else {
             self.reset(1 - side, arrival_ns);
@@ -268,11 +270,15 @@ impl Stream {
 
 impl Sent {
     fn push(&mut self, arrival_ns: u64, bytes: &[u8]) {
+        if self.broken {
+            return;
+        }
         self.held_len += bytes.len();
         self.chunks.push_back(Chunk { arrival_ns, bytes: bytes.to_vec(), read_len: 0 });
     }
 
     fn lose(&mut self) {
+        (self.broken, self.end_ns) = (true, None);
         let lost = self.chunks.drain(..).map(|chunk| chunk.bytes.len() - chunk.read_len);
         self.held_len -= lost.sum::<usize>();
     }

@@ -272,6 +272,28 @@ fn a_held_stream_delivers_late_what_its_lost_end_had_sent() {
     });
 }
 
+/// What is written behind lost bytes does not arrive in their place, nor does an orderly end.
+#[test]
+fn a_stream_that_broke_behind_a_cut_has_no_hole_when_it_heals() {
+    let Pair { mut rt, net, a, b } = pair(5);
+    rt.block_on(async {
+        let (ours, (mut reader, _w)) = joined(&net, a, b).await;
+        let (_r, mut writer) = ours;
+        writer.write_all(b"before").await.expect("the stream lives");
+        assert_eq!(read_exactly(&mut reader, 6).await, b"before");
+        net.partition(&[a], &[b]);
+        writer.write_all(b"lost").await.expect("it does not know of the cut");
+        net.break_streams(a, b);
+        writer.write_all(b"late").await.expect("nor of the break");
+        drop(writer);
+        SimRt::sleep(10 * MS).await;
+        net.heal_all();
+        let mut rest = [0; 16];
+        let read = reader.read(&mut rest).await;
+        assert_eq!(read.expect_err("it is broken").kind(), ErrorKind::ConnectionReset);
+    });
+}
+
 #[test]
 fn a_lost_stream_delivers_nothing_more() {
     let Pair { mut rt, net, a, b } = pair(1);
