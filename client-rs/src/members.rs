@@ -55,7 +55,7 @@ impl Client {
         let (mut made, mut failed) = (Vec::new(), None);
         for (shard, node) in moves {
             match self.transfer_leader(shard, Some(node)).await {
-                Ok(_) => made.push((shard, node)),
+                Ok(()) => made.push((shard, node)),
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
