@@ -139,9 +139,17 @@ fn prove_tables() {
     assert_eq!(found(&[learn.clone(), vote.clone(), new.clone()]), 0, "carried out");
     assert_eq!(found(&[learn.clone(), undo.clone(), old.clone()]), 0, "given up");
     let late = [learn.clone(), vote.clone(), undo.clone()];
-    assert_eq!(found(&[&late[..], &[old.clone()]].concat()), 0, "given up in the vote");
-    assert_eq!(found(&[&late[..], &[new.clone()]].concat()), 1, "given up, and carried out");
-    assert_eq!(found(&[&late[..], &[vote.clone()]].concat()), 1, "given up, and gone on with");
+    assert_eq!(found(&[&late[..], std::slice::from_ref(&old)].concat()), 0, "given up in the vote");
+    assert_eq!(
+        found(&[&late[..], std::slice::from_ref(&new)].concat()),
+        1,
+        "given up, and carried out"
+    );
+    assert_eq!(
+        found(&[&late[..], std::slice::from_ref(&vote)].concat()),
+        1,
+        "given up, and gone on with"
+    );
     assert_eq!(found(&[learn.clone(), new.clone()]), 1, "carried out without a vote");
     assert_eq!(found(&[learn.clone(), vote, old]), 1, "not what was asked for");
     assert_eq!(found(&[new]), 1, "without an operation");

@@ -69,7 +69,7 @@ impl World {
         let group = self.cluster.group(leader);
         assert!(group.membership().are(&ids(OLD)), "{:?}", group.membership());
         let late = self.step(51, &voters(NEW)).await;
-        assert_eq!(late.unwrap_err(), ErrorCode::MEMBER_CHANGE_OVER, "a late step");
+        assert_eq!(late.expect_err("refused"), ErrorCode::MEMBER_CHANGE_OVER, "a late step");
         assert!(group.membership().are(&ids(OLD)), "{:?}", group.membership());
     }
 
