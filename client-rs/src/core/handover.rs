@@ -10,8 +10,9 @@ use std::sync::Arc;
 use leasehold_protocol::command::OwnLease;
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{LeaseId, Mode, Number, Revision, Secret, Token};
+use leasehold_protocol::limits::PERMITS_MAX;
 use leasehold_protocol::outcome::Grant;
-use leasehold_protocol::shard::check_key;
+use leasehold_protocol::shard::{check_key, check_mode};
 
 use super::acquire::{AcquireRequest, Wait, ttl};
 use super::settle::OWN_GRANT;
@@ -68,6 +69,10 @@ impl Core {
     pub(crate) fn take_over(&mut self, now: BootTime, passed: Passed) -> Result<OpId, Failure> {
         self.tick(now);
         check_key(&passed.key).map_err(Failure::of)?;
+        let permits = passed.mode.permit_count().is_some_and(|count| count <= PERMITS_MAX);
+        if !permits {
+            check_mode(passed.mode).map_err(Failure::of)?;
+        }
         let own = OwnLease { ttl_ms: ttl(u64::from(passed.ttl_ms))?, secret: passed.secret };
         let shard = self.shard_of(&passed.key)?;
         if self.ops.len() >= OPS_MAX {

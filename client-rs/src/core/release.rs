@@ -128,7 +128,7 @@ impl Core {
         let changing = op.is_changing();
         let (key, names, own, tokens) = (op.lease, op.keys(), op.own_lease, op.tokens());
         let holder = op.held_by().expect("only a hold is released");
-        let number = Number(op.number.expect("it was granted").0 + 2);
+        let number = op.number.expect("it was granted");
         let lease = self.leases.get_mut(&holder).expect("a hold has a lease");
         lease.forget_hold(id, tokens);
         lease.verifying.remove(&id);
@@ -139,7 +139,7 @@ impl Core {
                 lease.leaving.entry(name).or_default().on_their_way += 1;
             }
             if own.is_none() {
-                lease.numbers.begin(number);
+                lease.numbers.begin(Number(number.0 + 2));
             }
         }
         if awaited {

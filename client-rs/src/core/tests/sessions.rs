@@ -262,6 +262,35 @@ fn a_hold_that_is_taken_over_is_told_after_a_renewal_and_never_given_back_before
     assert!(!rig.sent.iter().any(given_back), "{:?}", rig.sent);
 }
 
+/// What a handover says came as a text from outside.
+#[test]
+fn a_handover_with_absurd_numbers_or_a_mode_that_does_not_exist_does_no_harm() {
+    let mut rig = Rig::new();
+    let passed = Passed {
+        key: b"k".to_vec(),
+        mode: Mode::EXCLUSIVE,
+        token: Token(u64::MAX),
+        floor: Token(u64::MAX),
+        number: Number(u64::MAX),
+        lease: LeaseId(u64::MAX),
+        secret: Secret([3; 16]),
+        ttl_ms: TTL_MS as u32,
+    };
+    let unknown = Passed { mode: Mode(u32::MAX), ..passed.clone() };
+    let refused = rig.core.take_over(rig.now, unknown).expect_err("no such mode");
+    assert_eq!(refused.code, ErrorCode::UNSUPPORTED_MODE);
+    let op = rig.core.take_over(rig.now, passed).expect("room");
+    rig.turn();
+    let renew = rig.take_renew();
+    rig.renewed(&renew, 1);
+    rig.acquired(op).expect("current");
+    rig.core.release(rig.now, op, true).expect("held");
+    rig.turn();
+    let release = rig.take_release();
+    assert!(matches!(release.command(), Command::ReleaseOwn { token: Token(u64::MAX), .. }));
+    rig.refuse(&release, ErrorCode::NOT_OWNER);
+}
+
 #[test]
 fn input_out_of_range_is_refused_before_anything_is_sent() {
     let mut rig = Rig::new();
