@@ -35,6 +35,8 @@ impl ApplySink for Witness {
         }
     }
 
+    fn answered(&self) {}
+
     fn installed(&self, _state: &State) {}
 }
 

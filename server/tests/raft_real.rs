@@ -58,6 +58,7 @@ struct Deaf;
 
 impl ApplySink for Deaf {
     fn applied(&self, _state: &State, _events: &[Event]) {}
+    fn answered(&self) {}
     fn installed(&self, _state: &State) {}
 }
 

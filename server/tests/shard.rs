@@ -59,6 +59,10 @@ impl ApplySink for Sink {
         self.0.applied(events);
     }
 
+    fn answered(&self) {
+        self.0.answered();
+    }
+
     fn installed(&self, _state: &State) {
         self.0.installed();
     }

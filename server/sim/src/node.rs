@@ -194,6 +194,12 @@ impl ApplySink for Sink {
         }
     }
 
+    fn answered(&self) {
+        if let Some(shard) = &*self.shard.borrow() {
+            shard.answered();
+        }
+    }
+
     fn installed(&self, state: &State) {
         self.ledger.shard(self.id).installed(self.node);
         self.coverage.count(Seen::SnapshotInstalled);

@@ -328,6 +328,12 @@ impl ApplySink for Sink {
         }
     }
 
+    fn answered(&self) {
+        if let Some(shard) = &*self.0.borrow() {
+            shard.answered();
+        }
+    }
+
     fn installed(&self, _state: &State) {
         if let Some(shard) = &*self.0.borrow() {
             shard.installed();

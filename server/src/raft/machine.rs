@@ -36,6 +36,8 @@ pub trait ApplySink: 'static {
     /// several at once: an event is told with what was so then (a hold's value, a session's label),
     /// which the next command may change.
     fn applied(&self, state: &State, events: &[Event]);
+    /// The outcomes of all commands of an entry were handed to whoever proposed them, if it was here.
+    fn answered(&self);
     /// A snapshot replaced the state: whatever happened in between is in it and in no event.
     fn installed(&self, state: &State);
 }
@@ -175,6 +177,7 @@ impl<E: Env> RaftStateMachine<RaftTypes<E>> for Machine<E> {
             if let Some(responder) = responder {
                 responder.send(applied);
             }
+            self.sink.answered();
             self.rounds.applied(&at);
             if turn >= COMMANDS_PER_TURN {
                 turn = 0;

@@ -116,6 +116,8 @@ pub struct Shard<E: Env> {
     hub: RefCell<Hub>,
     /// Watchers are to be told something.
     to_tell: Notify,
+    /// The same, once the commands that it comes from are answered.
+    tell_due: Cell<bool>,
     /// Somebody watches again, or reads what is here.
     watched: Notify,
     freshness: Freshness,
@@ -163,6 +165,7 @@ impl<E: Env> Shard<E> {
             probing: Cell::new(None),
             hub,
             to_tell: Notify::new(),
+            tell_due: Cell::new(false),
             watched: Notify::new(),
             freshness: Freshness::default(),
             stopping: Cell::new(false),
@@ -241,6 +244,13 @@ impl<E: Env> Shard<E> {
         self.waits.borrow_mut().applied(events);
         self.follow_leases(events);
         if self.hub.borrow_mut().applied(&self.state.borrow(), events) {
+            self.tell_due.set(true);
+        }
+    }
+
+    /// The commands of an entry have their answers: who asked comes before who watches.
+    pub fn answered(&self) {
+        if self.tell_due.take() {
             self.to_tell.notify_one();
         }
     }

@@ -59,6 +59,12 @@ impl ApplySink for Seen {
         }
     }
 
+    fn answered(&self) {
+        if let Some(other) = &*self.other.borrow() {
+            other.answered();
+        }
+    }
+
     fn installed(&self, state: &State) {
         self.installed.set(self.installed.get() + 1);
         if let Some(other) = &*self.other.borrow() {

@@ -104,6 +104,32 @@ fn watchers_hear_that_their_node_is_cut_off_and_that_it_is_not_any_more() {
     });
 }
 
+/// Watchers, however many there are, delay no answer.
+#[test]
+fn who_asked_is_answered_before_who_watches_is_told() {
+    run(73, async {
+        let service = Service::start(1, |_| {}).await;
+        let lease = service.open(1).await;
+        let all = Replies::default();
+        let to = || ReplyTo::new(Rc::new(all.clone()), 1);
+        let (shard, watcher, name) =
+            (service.shards[&1].clone(), to(), WatchName { core: 0, id: 1 });
+        let everything = Target::Prefix(vec![]);
+        let watch = async move { shard.watch(name, everything, Start::Now, &watcher) };
+        drop(service.cluster.world.spawn_in(service.cluster.machine(1).domain, watch));
+        until("it watches", || noticed(&all) == Some(true)).await;
+        all.0.borrow_mut().clear();
+        let (shard, caller, command) = (service.shards[&1].clone(), to(), acquire(lease, 1, 0));
+        let request = CommandRequest { shard: SHARD, timeout_ms: TIMEOUT_MS, command };
+        let ask = async move { shard.submit(Request::Command(request), caller, Origin::Client) };
+        drop(service.cluster.world.spawn_in(service.cluster.machine(1).domain, ask));
+        until("both are told", || all.0.borrow().len() >= 2).await;
+        let told = all.0.borrow();
+        assert!(matches!(told[0], Reply::Outcome(_)), "{told:?}");
+        assert!(matches!(told[1], Reply::WatchEvents(_)), "{told:?}");
+    });
+}
+
 #[test]
 fn a_page_goes_on_after_a_key_of_its_own_query_only() {
     run(72, async {
