@@ -257,6 +257,7 @@ impl Actor {
     pub fn get(&mut self, key: &str, limit: Duration) -> Result<Option<u64>, Failed> {
         let request = Request::Get(GetRequest {
             key: key.as_bytes().to_vec(),
+            holders_after: LeaseId(0),
             freshness: Freshness::Linearizable,
             timeout_ms: TIMEOUT_MS,
         });

@@ -141,7 +141,12 @@ fn a_key_of_another_shard_among_several_is_refused_by_the_server() {
         }
         for shard in 0..SHARDS {
             let freshness = Freshness::Linearizable;
-            let get = GetRequest { key: key(shard), freshness, timeout_ms: 3_000 };
+            let get = GetRequest {
+                key: key(shard),
+                holders_after: LeaseId(0),
+                freshness,
+                timeout_ms: 3_000,
+            };
             let reply = client.wire.call(&Request::Get(get), LIMIT).expect("an answer");
             let Reply::Keys(reply) = reply else { panic!("{reply:?}") };
             assert!(reply.keys.iter().all(|key| key.holders.is_empty()), "nothing was granted");
@@ -193,8 +198,12 @@ fn keys_and_values(client: &mut Client) {
         let command = client.acquire(key);
         let reply = client.command(command);
         expect(&reply, code, "acquire");
-        let get =
-            GetRequest { key: key.to_vec(), freshness: Freshness::Linearizable, timeout_ms: 3_000 };
+        let get = GetRequest {
+            key: key.to_vec(),
+            holders_after: LeaseId(0),
+            freshness: Freshness::Linearizable,
+            timeout_ms: 3_000,
+        };
         let reply = client.wire.call(&Request::Get(get), LIMIT).expect("an answer");
         expect(&reply, code, "get");
     }

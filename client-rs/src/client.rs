@@ -198,10 +198,22 @@ impl Client {
         key: impl Into<Vec<u8>>,
         freshness: Freshness,
     ) -> Result<KeyRead, CallError> {
+        self.get_after(key, LeaseId(0), freshness).await
+    }
+
+    /// As `get_with`, with those holders whose lease is above `holders_after`: the next page of a
+    /// key that has more than 256, which `KeyInfo::holders_total` tells. Each page is of its own
+    /// revision.
+    pub async fn get_after(
+        &self,
+        key: impl Into<Vec<u8>>,
+        holders_after: LeaseId,
+        freshness: Freshness,
+    ) -> Result<KeyRead, CallError> {
         let key = key.into();
         check_key(&key).map_err(Failure::of)?;
         let shard = self.shard_of(&key);
-        let request = GetRequest { key, freshness, timeout_ms: 0 };
+        let request = GetRequest { key, holders_after, freshness, timeout_ms: 0 };
         let mut reply = self.keys(shard, Request::Get(request)).await?;
         let info = reply.keys.pop().ok_or_else(misfit)?;
         let KeysReply { shard, revision, stale, age_ms, .. } = reply;
@@ -433,8 +445,12 @@ impl Client {
 impl ClientInner {
     /// A refusal because of a lock-delay, with what is left of it, if the cluster tells.
     pub(crate) async fn with_rest(&self, key: &[u8], mut failure: Failure) -> Failure {
-        let request =
-            GetRequest { key: key.to_vec(), freshness: Freshness::Linearizable, timeout_ms: 0 };
+        let request = GetRequest {
+            key: key.to_vec(),
+            holders_after: LeaseId(0),
+            freshness: Freshness::Linearizable,
+            timeout_ms: 0,
+        };
         let shard = shard_of(key, self.shards);
         if let Ok(Reply::Keys(reply)) = self.call(Some(shard), Request::Get(request)).await {
             let delays = reply.keys.iter().flat_map(|info| &info.delays);

@@ -9,7 +9,7 @@ use leasehold_protocol::ids::{Mode, Token};
 use leasehold_protocol::reply::Claimed;
 use tokio::sync::watch;
 
-use crate::client::{ClientInner, gone};
+use crate::client::{Client, ClientInner, gone};
 use crate::clock::BootTime;
 use crate::core::{HoldCell, HoldState, LossCause, OpId, Wish};
 use crate::error::{CallError, ChangeError, Failure, ReleaseError, RenewError};
@@ -17,7 +17,7 @@ use crate::handover::Handover;
 use crate::io::shared::{Change, Reported};
 use crate::session::SessionInner;
 use crate::watch::{Watch, WatchFrom, WatchTarget};
-use crate::yields::Yields;
+use crate::yields::{Yields, YieldsOf};
 
 /// A lock that was granted.
 ///
@@ -102,9 +102,15 @@ impl Guard {
     /// Requests to give this hold up, made before and from now on. It costs a watch of the key; who
     /// does not ask for it is not told.
     pub fn yields(&self) -> Result<Yields, CallError> {
-        let target = WatchTarget::key(self.key.clone());
-        let watch = Watch::begin(&self.client, &target, &WatchFrom::State)?;
-        Ok(Yields::new(watch, self.watch()))
+        self.yields_of(self.key.clone(), 0)
+    }
+
+    /// As `yields`, of one of several keys that were granted at once.
+    pub(crate) fn yields_of(&self, key: Vec<u8>, part: u64) -> Result<Yields, CallError> {
+        let lease = self.client.shared.enter(|inner, _| inner.core.lease_of(self.op));
+        let watch = Watch::begin(&self.client, &WatchTarget::key(key.clone()), &WatchFrom::State)?;
+        let client = Client { inner: Arc::clone(&self.client) };
+        Ok(Yields::new(client, watch, self.watch(), YieldsOf { key, part, lease }))
     }
 
     /// Makes an exclusive hold shared: it goes on under its token, and waiting readers are let in.

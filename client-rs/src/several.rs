@@ -11,6 +11,7 @@ use crate::core::{Further, HoldState, LossCause};
 use crate::error::{AcquireError, CallError, Failure, ReleaseError};
 use crate::guard::{Guard, HoldWatch};
 use crate::session::{Acquiring, LockRequest, Session, Ticket};
+use crate::yields::Yields;
 
 /// A request for several keys of one shard at once, not sent yet: all are granted in one step, or
 /// none. Keys with the same `{tag}` share a shard.
@@ -33,7 +34,7 @@ impl Session {
         let (wait, value, delay) = (None, Vec::new(), Duration::ZERO);
         let request =
             LockAllRequest { session: self.clone(), wants: Vec::new(), wait, value, delay };
-        keys.into_iter().fold(request, |request, key| request.and(key, Mode::EXCLUSIVE, 0))
+        keys.into_iter().fold(request, LockAllRequest::and_exclusive)
     }
 
     /// Begins a request for exclusive holds of keys of any shards, one after the other.
@@ -50,6 +51,11 @@ impl LockAllRequest {
     fn and(mut self, key: impl Into<Vec<u8>>, mode: Mode, limit: u32) -> Self {
         self.wants.push(Further { key: key.into(), mode, limit });
         self
+    }
+
+    /// And an exclusive hold of this key.
+    pub fn and_exclusive(self, key: impl Into<Vec<u8>>) -> Self {
+        self.and(key, Mode::EXCLUSIVE, 0)
     }
 
     /// And a shared hold of this key.
@@ -158,6 +164,13 @@ impl MultiGuard {
     /// none.
     pub async fn slots(&self) -> Result<Vec<Vec<u32>>, CallError> {
         self.guard.all_slots().await
+    }
+
+    /// Requests to give up each of the keys, in the order of the request, see `Guard::yields`. All
+    /// end when the hold does.
+    pub fn yields(&self) -> Result<Vec<Yields>, CallError> {
+        let keys = (0..).zip(&self.keys);
+        keys.map(|(part, key)| self.guard.yields_of(key.clone(), part)).collect()
     }
 
     /// See `Guard::state`.

@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use leasehold_protocol::event::{EndReason, EventKind};
-use leasehold_protocol::ids::Token;
+use leasehold_protocol::ids::{LeaseId, Mode, Token};
 use leasehold_protocol::reply::KeyInfo;
+use leasehold_protocol::request::Freshness;
 use leasehold_protocol::watch::WatchEvent;
 
+use crate::client::Client;
 use crate::error::CallError;
 use crate::guard::HoldWatch;
 use crate::watch::{Watch, WatchItem};
@@ -25,41 +27,36 @@ pub struct YieldAsked {
 /// Requests to give up one hold, as a stream. It keeps the hold from nothing; dropping it ends it.
 #[derive(Debug)]
 pub struct Yields {
+    client: Client,
     watch: Watch,
     hold: HoldWatch,
+    key: Vec<u8>,
+    /// Which of several keys that were granted at once, whose tokens follow each other.
+    part: u64,
+    /// The hold's lease; `None` if it was over from the start.
+    lease: Option<LeaseId>,
+    /// The last state did not show this hold.
+    look: bool,
     told: Option<YieldAsked>,
 }
 
 impl Yields {
-    pub(crate) const fn new(watch: Watch, hold: HoldWatch) -> Self {
-        Self { watch, hold, told: None }
+    pub(crate) fn new(client: Client, watch: Watch, hold: HoldWatch, of: YieldsOf) -> Self {
+        let YieldsOf { key, part, lease } = of;
+        Self { client, watch, hold, key, part, lease, look: false, told: None }
     }
 
     /// The token of the hold.
     pub fn token(&self) -> Token {
-        self.hold.token()
+        Token(self.hold.token().0 + self.part)
     }
 
     /// The next request, at first one that was made before; the same one again is told once.
     /// `None` when the hold is over. Dropping the future loses nothing.
     pub async fn next(&mut self) -> Result<Option<YieldAsked>, CallError> {
         loop {
-            let item = tokio::select! {
-                item = self.watch.next() => item?,
-                _ = self.hold.clone().lost() => return Ok(None),
-            };
-            let token = self.hold.token();
-            let asked = match item {
-                WatchItem::State { keys, .. } => match in_state(token, &keys) {
-                    Ok(asked) => asked,
-                    Err(Over) => return Ok(None),
-                },
-                WatchItem::Change { events, .. } => match in_change(token, events) {
-                    Ok(asked) => asked,
-                    Err(Over) => return Ok(None),
-                },
-                _ => None,
-            };
+            let found = if self.look { self.look().await? } else { self.hear().await? };
+            let Found::Asked(asked) = found else { return Ok(None) };
             if let Some(asked) = asked
                 && self.told.as_ref() != Some(&asked)
             {
@@ -67,27 +64,69 @@ impl Yields {
             }
         }
     }
+
+    /// What the watch tells next.
+    async fn hear(&mut self) -> Result<Found, CallError> {
+        let item = tokio::select! {
+            item = self.watch.next() => item?,
+            _ = self.hold.clone().lost() => return Ok(Found::Over),
+        };
+        let token = self.token();
+        Ok(match item {
+            // A state may be older than the grant, and shows the first holders only.
+            WatchItem::State { keys, .. } => {
+                let shown = keys.first().and_then(|info| in_state(token, info));
+                self.look = shown.is_none();
+                shown.unwrap_or(Found::Asked(None))
+            }
+            WatchItem::Change { events, .. } => in_change(token, events),
+            _ => Found::Asked(None),
+        })
+    }
+
+    /// Reads this one holder. Until that is answered, the look is due.
+    async fn look(&mut self) -> Result<Found, CallError> {
+        let Some(lease) = self.lease else { return Ok(Found::Over) };
+        let before = LeaseId(lease.0 - 1);
+        let read = tokio::select! {
+            read = self.client.get_after(self.key.clone(), before, Freshness::Linearizable) => read?,
+            _ = self.hold.clone().lost() => return Ok(Found::Over),
+        };
+        self.look = false;
+        Ok(in_state(self.token(), &read.info).unwrap_or(Found::Over))
+    }
 }
 
-/// The hold has ended.
-struct Over;
+/// Whose requests are wanted, see `Yields`.
+pub(crate) struct YieldsOf {
+    pub(crate) key: Vec<u8>,
+    pub(crate) part: u64,
+    pub(crate) lease: Option<LeaseId>,
+}
 
-fn in_state(token: Token, keys: &[KeyInfo]) -> Result<Option<YieldAsked>, Over> {
-    let mut holders = keys.iter().flat_map(|info| &info.holders);
-    // An upgrade may be under way, and the token not known here yet: then it is a later one.
-    let holder = holders.find(|holder| holder.token == token);
-    let Some(holder) = holder else {
-        let newer = keys.iter().flat_map(|info| &info.holders).any(|other| other.token > token);
-        return if newer { Ok(None) } else { Err(Over) };
+enum Found {
+    /// It holds; the last request, if there is one here.
+    Asked(Option<YieldAsked>),
+    /// The hold has ended.
+    Over,
+}
+
+/// `None` if the hold is not among those that are shown.
+fn in_state(token: Token, info: &KeyInfo) -> Option<Found> {
+    let Some(holder) = info.holders.iter().find(|holder| holder.token == token) else {
+        // An upgrade may be under way, and the token not known here yet: then it is a later one.
+        let newer =
+            info.holders.iter().any(|other| other.token > token && other.mode == Mode::EXCLUSIVE);
+        return newer.then_some(Found::Asked(None));
     };
-    Ok(holder.asked.as_ref().map(|asked| YieldAsked {
+    Some(Found::Asked(holder.asked.as_ref().map(|asked| YieldAsked {
         who: asked.who.clone(),
         why: asked.why.clone(),
         within: Duration::from_millis(asked.within_ms.into()),
-    }))
+    })))
 }
 
-fn in_change(token: Token, events: Vec<WatchEvent>) -> Result<Option<YieldAsked>, Over> {
+fn in_change(token: Token, events: Vec<WatchEvent>) -> Found {
     let mut last = None;
     for event in events {
         match event.kind {
@@ -99,10 +138,10 @@ fn in_change(token: Token, events: Vec<WatchEvent>) -> Result<Option<YieldAsked>
             EventKind::Ended { token: of, reason, .. }
                 if of == token && reason != EndReason::Upgraded =>
             {
-                return Err(Over);
+                return Found::Over;
             }
             _ => {}
         }
     }
-    Ok(last)
+    Found::Asked(last)
 }

@@ -6,8 +6,8 @@ mod support;
 use std::time::Duration;
 
 use leasehold::{
-    AcquireError, ChangeError, Client, Config, ConnectError, ErrorCode, HoldState, LossCause, Mode,
-    Observed, Session, Token,
+    AcquireError, ChangeError, Client, Config, ConnectError, ErrorCode, Freshness, HoldState,
+    LossCause, Mode, Observed, Session, Token, Yields,
 };
 
 use self::support::eventually;
@@ -696,4 +696,59 @@ async fn a_holder_that_wants_to_know_hears_who_asks_it_to_yield() {
     assert_eq!(asked.who, "late", "the same request is told once");
     guard.release().await.expect("held");
     assert_eq!(yields.next().await.expect("told"), None, "it is over");
+}
+
+#[tokio::test]
+async fn a_watch_at_a_node_that_lags_ends_no_holders_requests_to_yield() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let guard = session.lock("k").acquire().await.expect("free");
+    server.with(|authority| authority.watches_lag = true);
+    let mut yields = guard.yields().expect("accepted");
+    let waits = tokio::time::timeout(Duration::from_millis(300), yields.next()).await;
+    assert!(waits.is_err(), "it holds, and nobody asks: {waits:?}");
+    client.ask_yield("k", guard.token(), "ops", "now", Duration::ZERO).await.expect("held");
+    assert_eq!(yields.next().await.expect("told").expect("held").who, "ops");
+    guard.release().await.expect("held");
+    assert_eq!(yields.next().await.expect("told"), None, "it is over");
+}
+
+#[tokio::test]
+async fn a_holder_that_no_state_shows_hears_who_asks_it_to_yield() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let mut guards = Vec::new();
+    for _ in 0..300 {
+        let one = client.session(TTL).expect("a TTL in range");
+        guards.push(one.lock("k").shared().acquire().await.expect("shared"));
+    }
+    let first = client.get("k").await.expect("read").info;
+    assert_eq!((first.holders.len(), first.holders_total), (256, 300));
+    let after = first.holders.last().expect("a page").lease;
+    let rest = client.get_after("k", after, Freshness::Linearizable).await.expect("read").info;
+    assert_eq!((rest.holders.len(), rest.holders_total), (44, 300));
+    let last = rest.holders.last().expect("a page").token;
+    let guard = guards.iter().find(|guard| guard.token() == last).expect("one of them");
+    client.ask_yield("k", last, "ops", "a deploy", Duration::ZERO).await.expect("held");
+    let mut yields = guard.yields().expect("accepted");
+    assert_eq!(yields.next().await.expect("told").expect("held").why, "a deploy");
+    client.ask_yield("k", last, "ops", "again", Duration::ZERO).await.expect("held");
+    assert_eq!(yields.next().await.expect("told").expect("held").why, "again");
+    session.close().await.expect("open");
+}
+
+#[tokio::test]
+async fn several_keys_hear_each_who_asks_for_it() {
+    let server = TestServer::start();
+    let (client, session) = session(&server).await;
+    let guard = session.lock_all(["{t}a", "{t}b"]).acquire().await.expect("free");
+    let tokens: Vec<_> = guard.holds().iter().map(|(_, token)| *token).collect();
+    let mut yields = guard.yields().expect("accepted");
+    assert_eq!(yields.iter().map(Yields::token).collect::<Vec<_>>(), tokens);
+    client.ask_yield("{t}b", tokens[1], "ops", "b", Duration::ZERO).await.expect("held");
+    assert_eq!(yields[1].next().await.expect("told").expect("held").why, "b");
+    guard.release().await.expect("held");
+    for yields in &mut yields {
+        assert_eq!(yields.next().await.expect("told"), None, "all are over");
+    }
 }

@@ -249,6 +249,30 @@ fn a_forced_release_at_once_kills_the_command_at_once() {
 }
 
 #[test]
+fn a_command_that_the_keeper_killed_was_lost_whenever_its_supervisor_learns_of_it() {
+    let server = TestServer::start();
+    for round in 0..4 {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (script, file) = announcing(&dir, "wait");
+        let key = format!("k{round}");
+        let child = program(&server)
+            .args(["lock", &key, "--", "sh", "-c", &script])
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it runs");
+        let pids = pids(&file);
+        signal(&child, Signal::STOP);
+        let output = run(&server, &["force-release", &key, "--reason", "test", "--now"]);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        eventually("the keeper has killed it", || pids.iter().all(|pid| !is_running(*pid)));
+        signal(&child, Signal::CONT);
+        let output = child.wait_with_output().expect("it ends");
+        assert_eq!(output.status.code(), Some(121), "{output:?}");
+        assert!(text(&output.stderr).contains("the lock was lost (forced)"), "{output:?}");
+    }
+}
+
+#[test]
 fn killing_the_supervisor_kills_the_group_and_frees_the_lock() {
     let server = TestServer::start();
     let dir = tempfile::tempdir().expect("a directory");
@@ -686,6 +710,8 @@ fn lock_shares_and_takes_permits() {
     let taken = ["lock", "s", "--permits", "2", "--of", "2", "--"];
     let output = run(&server, &[taken.as_slice(), &nested].concat());
     assert_eq!(output.status.code(), Some(120), "none is left: {output:?}");
+    let output = run(&server, &[taken.as_slice(), &["sh", "-c", "echo $LEASEHOLD_SLOTS"]].concat());
+    assert_eq!(text(&output.stdout), "0 1\n");
 }
 
 #[test]
@@ -720,12 +746,21 @@ fn pipe_knows_modes_permits_and_entries() {
     pipe.send(&json!({"id": 8, "op": "acquire", "key": "s", "permits": 2, "limit": 3}));
     let permits = pipe.reply(8);
     assert_eq!((&permits["mode"], &permits["permits"]), (&json!("permits"), &json!(2)));
+    assert_eq!(permits["slots"], json!([0, 1]));
     other.send(&json!({"id": 8, "op": "acquire", "key": "s", "permits": 1, "limit": 2}));
     assert!(other.reply(8)["message"].as_str().expect("text").contains("3 permits"));
     pipe.send(&json!({"id": 9, "op": "set_value", "key": "s", "value": "x"}));
     assert_eq!(pipe.reply(9)["ok"], true);
     let read = json(&run(&server, &["get", "s", "--json"]));
     assert_eq!((&read["limit"], &read["holders"][0]["slots"]), (&json!(3), &json!([0, 1])));
+    assert_eq!((&read["taken"], &read["holders_total"]), (&json!(2), &json!(1)));
+    let lease = read["holders"][0]["lease"].to_string();
+    let rest = json(&run(&server, &["get", "s", "--json", "--holders-after", &lease]));
+    assert_eq!((&rest["holders"], &rest["holders_total"]), (&json!([]), &json!(1)));
+    other.send(
+        &json!({"id": 9, "op": "get", "key": "s", "holders_after": read["holders"][0]["lease"]}),
+    );
+    assert_eq!(other.reply(9)["holders"], json!([]));
     assert_eq!(read["holders"][0]["value"], "x");
     pipe.end();
     other.end();
@@ -927,6 +962,51 @@ fn lock_and_pipe_take_several_keys_at_once() {
     pipe.end();
     other.end();
     assert!(server.tokens("c").is_empty(), "the session was closed");
+}
+
+#[test]
+fn several_keys_are_held_in_several_ways() {
+    let server = TestServer::start();
+    let mut pipe = Pipe::start(&server, &[]);
+    let keys = json!([
+        {"key": "r", "mode": "shared"},
+        "x",
+        {"key": "s", "permits": 2, "limit": 3},
+    ]);
+    pipe.send(&json!({"id": 1, "op": "acquire_all", "keys": keys, "yields": true}));
+    let granted = pipe.reply(1);
+    let names: Vec<_> = (0..3).map(|part| &granted["holds"][part]["key"]).collect();
+    assert_eq!(names, ["r", "x", "s"], "in the order of the request");
+    assert_eq!(granted["holds"][2]["slots"], json!([0, 1]));
+    assert!(granted["holds"][1].get("slots").is_none(), "{granted}");
+    let output = run(&server, &["lock", "r", "--shared", "--also", "q", "--try", "--", "true"]);
+    assert_eq!(output.status.code(), Some(0), "all of them shared: {output:?}");
+    let output = run(&server, &["lock", "q", "--also", "r", "--try", "--", "true"]);
+    assert_eq!(output.status.code(), Some(120), "{output:?}");
+    let output = run(&server, &["yield", "s", "--reason", "a deploy"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let asked = pipe.event("yield");
+    assert_eq!((&asked["key"], &asked["token"]), (&json!("s"), &granted["holds"][2]["token"]));
+    pipe.send(&json!({"id": 2, "op": "release_all", "token": granted["token"]}));
+    assert_eq!(pipe.reply(2)["ok"], true);
+    pipe.send(&json!({"id": 3, "op": "acquire_each", "keys": ["b", "a"]}));
+    let each = pipe.reply(3);
+    assert_eq!((&each["holds"][0]["key"], &each["holds"][1]["key"]), (&json!("a"), &json!("b")));
+    let mut other = Pipe::start(&server, &[]);
+    other.send(&json!({"id": 1, "op": "acquire_each", "keys": ["b", "0"], "wait_ms": 0}));
+    let refused = other.reply(1);
+    assert_eq!(refused["error"], "held");
+    assert!(refused["message"].as_str().expect("text").starts_with("b: "), "{refused}");
+    eventually("all were given back", || server.tokens("0").is_empty());
+    pipe.send(&json!({"id": 4, "op": "release", "key": "b"}));
+    assert_eq!(pipe.reply(4)["ok"], true);
+    other.send(&json!({"id": 2, "op": "acquire_each", "keys": ["b", "b"]}));
+    assert_eq!(other.reply(2)["error"], "duplicate_key");
+    other
+        .send(&json!({"id": 3, "op": "acquire_all", "keys": ["b", {"key": "c", "mod": "shared"}]}));
+    assert!(other.reply(3)["message"].as_str().expect("text").contains("mod"));
+    pipe.end();
+    other.end();
 }
 
 #[test]

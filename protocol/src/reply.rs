@@ -167,16 +167,22 @@ pub struct Waiter {
 pub struct KeyInfo {
     /// The key.
     pub key: String,
-    /// Its holders.
+    /// Its holders by lease, those above the lease that was asked for; at most `PAGE_LEN_MAX`.
     pub holders: Vec<Holder>,
+    /// All holders.
+    pub holders_total: u32,
     /// The first waiters, in queue order; at most `PAGE_LEN_MAX`.
     pub waiters: Vec<Waiter>,
     /// All waiters.
     pub waiters_total: u32,
     /// A semaphore's number of permits; 0 for a lock.
     pub limit: u32,
+    /// How many of a semaphore's permits are taken, by holds and by lock-delays; 0 for a lock.
+    pub taken: u32,
     /// Its lock-delays, at most `PAGE_LEN_MAX`.
     pub delays: Vec<Delay>,
+    /// All lock-delays.
+    pub delays_total: u32,
     /// How its last hold that ended did, if the shard still knows: it remembers those of the latest
     /// `LAST_ENDS_MAX` / 2 keys at least.
     pub last_end: Option<LastEnd>,

@@ -74,6 +74,8 @@ pub enum Freshness {
 pub struct GetRequest {
     /// The key.
     pub key: Vec<u8>,
+    /// Of its holders only those whose lease is above this; 0 for the first page.
+    pub holders_after: LeaseId,
     /// How fresh.
     pub freshness: Freshness,
     /// See `CommandRequest::timeout_ms`.

@@ -261,7 +261,12 @@ impl Service {
         let freshness = Freshness::Linearizable;
         self.ask(
             node,
-            Request::Get(GetRequest { key: KEY.to_vec(), freshness, timeout_ms: TIMEOUT_MS }),
+            Request::Get(GetRequest {
+                key: KEY.to_vec(),
+                holders_after: LeaseId(0),
+                freshness,
+                timeout_ms: TIMEOUT_MS,
+            }),
         )
     }
 

@@ -17,6 +17,7 @@ use leasehold_bench::store::{Answer, SlowRoad, Store};
 use leasehold_bench::wire::Wire;
 use leasehold_bench::worker::{self, Event, Order, Settings, Worker};
 use leasehold_protocol::error::ErrorClass;
+use leasehold_protocol::ids::LeaseId;
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{Freshness, GetRequest, Request};
 
@@ -224,6 +225,7 @@ fn holder_and_queue(stage: &Stage, node: u64) -> io::Result<(Option<u64>, u32)> 
     let deadline = Deadline::after(LIMIT);
     let get = Request::Get(GetRequest {
         key: KEY.as_bytes().to_vec(),
+        holders_after: LeaseId(0),
         freshness: Freshness::Linearizable,
         timeout_ms: 5_000,
     });

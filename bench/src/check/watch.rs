@@ -408,10 +408,13 @@ mod tests {
             last_end: None,
             key: (*key).to_owned(),
             holders: vec![holder(*token)],
+            holders_total: 1,
             waiters: Vec::new(),
             waiters_total: 0,
             limit: 0,
+            taken: 0,
             delays: Vec::new(),
+            delays_total: 0,
         };
         let keys = held.iter().map(info).collect();
         let (first, last) = (true, true);

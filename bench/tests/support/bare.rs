@@ -190,7 +190,12 @@ pub(crate) fn open(ttl_ms: u32) -> (Secret, Request) {
 
 /// A read of a key.
 pub(crate) fn get(key: &str, freshness: Freshness) -> Request {
-    Request::Get(GetRequest { key: key.as_bytes().to_vec(), freshness, timeout_ms: TIMEOUT_MS })
+    Request::Get(GetRequest {
+        key: key.as_bytes().to_vec(),
+        holders_after: LeaseId(0),
+        freshness,
+        timeout_ms: TIMEOUT_MS,
+    })
 }
 
 /// The first page of keys that are held or waited for.

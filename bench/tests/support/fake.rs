@@ -293,7 +293,7 @@ impl World {
 
     fn get(&mut self, get: &GetRequest) -> Reply {
         self.reads += 1;
-        let mut info = self.state.key_info(&get.key);
+        let mut info = self.state.key_info_after(&get.key, get.holders_after);
         if nth(self.faults.blind_every, self.reads) {
             info.holders.clear();
         }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use leasehold::{Freshness, KeyRead, Mode};
+use leasehold::{Freshness, KeyInfo, KeyRead, LeaseId, Mode};
 
 use super::exit::CliError;
 use super::options::Options;
@@ -12,6 +12,9 @@ use super::{json, say};
 pub(super) struct Args {
     /// The key
     key: String,
+    /// Shows the holders whose lease is above this: the next page of a key that has more than 256
+    #[arg(long, value_name = "LEASE", default_value_t = 0)]
+    holders_after: u64,
     /// Takes what the asked node knows, even if it lags, and says how old that is at most
     #[arg(long)]
     stale: bool,
@@ -20,7 +23,7 @@ pub(super) struct Args {
 pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliError> {
     let client = options.connect().await?;
     let freshness = if args.stale { Freshness::Stale } else { Freshness::Linearizable };
-    let read = client.get_with(args.key, freshness).await?;
+    let read = client.get_after(args.key, LeaseId(args.holders_after), freshness).await?;
     if options.json {
         say(&json::key(&read).to_string())?;
     } else {
@@ -38,9 +41,10 @@ pub(super) fn show(read: &KeyRead) -> Result<(), CliError> {
     };
     say(&format!("{}  (shard {}, revision {}{stale})", read.info.key, read.shard, read.revision))?;
     if read.info.limit > 0 {
-        say(&format!("  a semaphore of {} permits", read.info.limit))?;
+        let KeyInfo { limit, taken, .. } = read.info;
+        say(&format!("  a semaphore, {taken} of {limit} permits taken"))?;
     }
-    if read.info.holders.is_empty() && read.info.delays.is_empty() {
+    if read.info.holders_total == 0 && read.info.delays_total == 0 {
         say("  vacant")?;
     }
     for holder in &read.info.holders {
@@ -51,6 +55,9 @@ pub(super) fn show(read: &KeyRead) -> Result<(), CliError> {
             "  held by lease {} ({}){mode}, token {}{left}{forced}",
             holder.lease, holder.label, holder.token
         ))?;
+    }
+    if let Some(cut) = holders_cut(&read.info) {
+        say(&format!("  {cut}"))?;
     }
     for delay in &read.info.delays {
         let left = delay.remaining_ms.map_or_else(String::new, |ms| format!(", {ms} ms left"));
@@ -68,6 +75,13 @@ pub(super) fn show(read: &KeyRead) -> Result<(), CliError> {
         say(&format!("  and {hidden} more wait"))?;
     }
     Ok(())
+}
+
+/// Says that more hold the key than are shown, and how to go on.
+pub(super) fn holders_cut(info: &KeyInfo) -> Option<String> {
+    let (shown, total) = (info.holders.len(), info.holders_total);
+    let last = info.holders.last().filter(|_| shown < total as usize)?;
+    Some(format!("shown are {shown} of {total} holders; the next: --holders-after {}", last.lease))
 }
 
 /// Nothing for an exclusive hold, the usual one.

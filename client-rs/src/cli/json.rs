@@ -123,15 +123,18 @@ pub(super) fn key(read: &KeyRead) -> Value {
         "revision": read.revision.0,
         "stale": read.stale,
         "holders": read.info.holders.iter().map(holder).collect::<Vec<_>>(),
+        "holders_total": read.info.holders_total,
         "waiters": read.info.waiters.iter().map(waiter).collect::<Vec<_>>(),
         "waiters_total": read.info.waiters_total,
         "delays": read.info.delays.iter().map(delay).collect::<Vec<_>>(),
+        "delays_total": read.info.delays_total,
     });
     if let Some(end) = &read.info.last_end {
         object["last_end"] = last_end(end);
     }
     if read.info.limit > 0 {
         object["limit"] = read.info.limit.into();
+        object["taken"] = read.info.taken.into();
     }
     if read.stale {
         object["age_ms"] = read.age.map(|age| age.as_millis() as u64).into();

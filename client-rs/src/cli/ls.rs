@@ -36,5 +36,8 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
     } else {
         keys.iter().try_for_each(show)?;
     }
+    if let (true, Some(last)) = (listing.more, keys.last()) {
+        eprintln!("more keys follow: --after {}", last.info.key);
+    }
     Ok(ExitCode::SUCCESS)
 }

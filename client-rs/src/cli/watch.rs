@@ -66,8 +66,12 @@ fn show(item: &WatchItem) -> Result<(), CliError> {
                 say(&format!("{revision}  the state of shard {shard}:"))?;
             }
             for info in keys {
-                let tokens: Vec<_> =
+                let mut tokens: Vec<_> =
                     info.holders.iter().map(|holder| holder.token.to_string()).collect();
+                let more = info.holders_total as usize - tokens.len();
+                if more > 0 {
+                    tokens.push(format!("{more} more"));
+                }
                 let waiters = info.waiters_total;
                 let held = if tokens.is_empty() { "nobody".to_owned() } else { tokens.join(", ") };
                 say(&format!("{revision}  {}  held under {held}, {waiters} wait", info.key))?;

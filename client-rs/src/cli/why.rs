@@ -40,16 +40,19 @@ fn sentences(read: &KeyRead) -> Vec<String> {
     let info = &read.info;
     let mut said = Vec::new();
     if info.limit > 0 {
-        let taken: u32 = info.holders.iter().filter_map(|holder| holder.mode.permit_count()).sum();
         said.push(format!(
-            "{} is a semaphore; {taken} of {} permits are taken.",
-            info.key, info.limit
+            "{} is a semaphore; {} of {} permits are taken.",
+            info.key, info.taken, info.limit
         ));
     }
     if info.holders.is_empty() {
         said.push(format!("Nobody holds {}.", info.key));
     }
     said.extend(info.holders.iter().map(|holder| about(&info.key, holder)));
+    let more = info.holders_total as usize - info.holders.len();
+    if more > 0 {
+        said.push(format!("{more} more hold it."));
+    }
     for delay in &info.delays {
         let rest = delay.remaining_ms.unwrap_or(delay.delay_ms);
         said.push(format!(

@@ -43,7 +43,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
-use leasehold_protocol::ids::{ClusterId, NodeId, ShardId};
+use leasehold_protocol::ids::{ClusterId, LeaseId, NodeId, ShardId};
 use leasehold_protocol::reply::Reply;
 use leasehold_protocol::request::{ClaimRequest, Request};
 use leasehold_protocol::shard::shard_of;
@@ -343,6 +343,12 @@ impl Core {
     /// It was neither granted nor ended, as far as is known here.
     pub(crate) fn is_pending(&self, op: OpId) -> bool {
         self.ops.get(&op).is_some_and(|op| op.grant.is_none())
+    }
+
+    /// The lease that carries an acquire, once it is known.
+    pub(crate) fn lease_of(&self, op: OpId) -> Option<LeaseId> {
+        let op = self.ops.get(&op)?;
+        self.leases.get(&op.held_by().unwrap_or(op.lease))?.id
     }
 
     fn build_claim(&self, op: OpId) -> Option<ClaimRequest> {

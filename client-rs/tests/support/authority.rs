@@ -42,6 +42,8 @@ pub(crate) struct Authority {
     pub(crate) renewals: u64,
     /// Lock-delays begun.
     pub(crate) delays: u64,
+    /// Watches begin with a state from before the key was used, as on a node that lags.
+    pub(crate) watches_lag: bool,
 }
 
 impl Authority {
@@ -59,6 +61,7 @@ impl Authority {
             out: Vec::new(),
             renewals: 0,
             delays: 0,
+            watches_lag: false,
         };
         authority.apply(&Command::Begin { token_base: Token(1000) }, 0);
         authority
@@ -189,7 +192,8 @@ impl Authority {
                 Reply::Renewed(RenewReply { results, leader: NodeId(0) })
             }
             Request::Get(body) => {
-                let info = self.with_remaining(self.state.key_info(&body.key), now);
+                let info = self.state.key_info_after(&body.key, body.holders_after);
+                let info = self.with_remaining(info, now);
                 self.keys(vec![info], false, body.freshness)
             }
             Request::List(body) => {
@@ -248,7 +252,7 @@ impl Authority {
             return error(ErrorCode::UNKNOWN_KIND);
         }
         self.watches.insert((conn, id), body.key.clone());
-        let used = !(info.holders.is_empty() && info.waiters.is_empty());
+        let used = !(info.holders.is_empty() && info.waiters.is_empty() || self.watches_lag);
         let keys = if used { vec![info] } else { Vec::new() };
         let (shard, revision) = (ShardId(0), self.state.revision());
         Reply::WatchState(WatchState { shard, revision, first: true, keys, more: false })

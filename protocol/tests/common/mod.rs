@@ -326,15 +326,23 @@ pub(crate) fn member_entry() -> MemberEntry {
     }
 }
 
+fn get_request() -> GetRequest {
+    GetRequest {
+        key: b"jobs/nightly".to_vec(),
+        holders_after: LeaseId(7),
+        freshness: Freshness::Linearizable,
+        timeout_ms: 5_000,
+    }
+}
+
 /// Every request, by the name of its golden file.
 pub(crate) fn requests() -> Vec<(&'static str, Request)> {
     let (shard, timeout_ms) = (ShardId(3), 5_000);
-    let freshness = Freshness::Linearizable;
     let item = RenewItem { lease: LeaseId(7), secret: SECRET, version: HoldSetVersion(2) };
     let mut all = vec![
         ("hello", Request::Hello(client_hello())),
         ("renew", Request::Renew(RenewRequest { shard, timeout_ms, items: vec![item, item] })),
-        ("get", Request::Get(GetRequest { key: b"jobs/nightly".to_vec(), freshness, timeout_ms })),
+        ("get", Request::Get(get_request())),
         (
             "list",
             Request::List(ListRequest {
@@ -487,10 +495,13 @@ fn keys_reply() -> KeysReply {
     let vacant = KeyInfo {
         key: "jobs/é".into(),
         holders: vec![],
+        holders_total: 0,
         waiters: vec![],
         waiters_total: 0,
         limit: 0,
+        taken: 0,
         delays: vec![],
+        delays_total: 0,
         last_end: Some(LastEnd {
             lease: LeaseId(9),
             label: "host-2/17".into(),
@@ -504,10 +515,13 @@ fn keys_reply() -> KeysReply {
     let held = KeyInfo {
         key: "jobs/nightly".into(),
         holders: vec![holder.clone(), Holder { remaining_ms: None, asked: None, ..holder }],
+        holders_total: 300,
         waiters: vec![waiter],
         waiters_total: 12,
         limit: 5,
+        taken: 4,
         delays: vec![delay.clone(), Delay { remaining_ms: None, ..delay }],
+        delays_total: 2,
         last_end: None,
     };
     KeysReply {

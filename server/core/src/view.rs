@@ -192,17 +192,26 @@ impl State {
         self.forced.get(&token.0).is_some()
     }
 
-    /// One key, also if nobody holds it or waits.
+    /// One key with its first holders, also if nobody holds it or waits.
     pub fn key_info(&self, key: &[u8]) -> KeyInfo {
+        self.key_info_after(key, LeaseId(0))
+    }
+
+    /// One key with those of its holders whose lease is above `after`, also if nobody holds it or
+    /// waits.
+    pub fn key_info_after(&self, key: &[u8], after: LeaseId) -> KeyInfo {
         match self.keys.get(&KeyRef::new(key)) {
-            Some(entry) => self.describe(key, entry),
+            Some(entry) => self.describe(key, entry, after),
             None => KeyInfo {
                 key: String::from_utf8_lossy(key).into_owned(),
                 holders: Vec::new(),
+                holders_total: 0,
                 waiters: Vec::new(),
                 waiters_total: 0,
                 limit: 0,
+                taken: 0,
                 delays: Vec::new(),
+                delays_total: 0,
                 last_end: self.last_end(key),
             },
         }
@@ -238,8 +247,9 @@ impl State {
         (page, false)
     }
 
-    fn describe(&self, key: &[u8], entry: &KeyState) -> KeyInfo {
-        let holders = entry.holds.iter().map(|(lease, hold)| self.holder(entry, *lease, hold));
+    fn describe(&self, key: &[u8], entry: &KeyState, after: LeaseId) -> KeyInfo {
+        let holds = entry.holds.iter_from(Bound::Excluded(&after));
+        let holders = holds.map(|(lease, hold)| self.holder(entry, *lease, hold));
         let delays = entry.ghosts.iter().map(|(token, ghost)| Delay {
             token: Token(*token),
             mode: ghost.mode,
@@ -258,10 +268,13 @@ impl State {
         KeyInfo {
             key: String::from_utf8_lossy(key).into_owned(),
             holders: holders.take(PAGE_LEN_MAX as usize).collect(),
+            holders_total: entry.holds.len() as u32,
             waiters: waiters.collect(),
             waiters_total: entry.queue.len() as u32,
             limit: entry.limit,
+            taken: entry.taken.count(),
             delays: delays.take(PAGE_LEN_MAX as usize).collect(),
+            delays_total: entry.ghosts.len() as u32,
             last_end: self.last_end(key),
         }
     }

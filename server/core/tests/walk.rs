@@ -89,3 +89,28 @@ fn a_walk_sees_what_was_forced() {
     assert_eq!(walk.collect::<Vec<_>>(), [(b"waited".to_vec(), token, holder)]);
     assert_eq!(state.walk_forced().count(), 0);
 }
+
+#[test]
+fn the_holders_of_a_key_come_in_pages() {
+    let mut state = State::new(ShardId(0));
+    apply(&mut state, &Command::Begin { token_base: Token(1 << 50) });
+    let holders: Vec<LeaseId> = (0..300).map(|_| open(&mut state)).collect();
+    for lease in &holders {
+        let (caller, key) = (caller(*lease, 1), b"k".to_vec());
+        let (mode, own, value, wait_ms) = (Mode::SHARED, None, vec![], 0);
+        let shared = Command::Acquire { caller, key, mode, own, value, wait_ms };
+        assert!(matches!(apply(&mut state, &shared), Outcome::Granted(_)));
+    }
+    let (mut seen, mut pages, mut after) = (Vec::new(), Vec::new(), LeaseId(0));
+    loop {
+        let info = state.key_info_after(b"k", after);
+        assert_eq!(info.holders_total, 300);
+        pages.push(info.holders.len());
+        let Some(last) = info.holders.last() else { break };
+        after = last.lease;
+        seen.extend(info.holders.iter().map(|holder| holder.lease));
+    }
+    assert_eq!((seen, pages), (holders, vec![256, 44, 0]));
+    let (keys, more) = state.list(b"", b"", 10);
+    assert_eq!((keys[0].holders.len(), keys[0].holders_total, more), (256, 300, false));
+}

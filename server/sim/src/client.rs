@@ -150,7 +150,12 @@ impl Client {
         let call = self.history.call(about, OpKind::Get);
         let latest = self.witness.latest(shard);
         let freshness = Freshness::Linearizable;
-        let get = GetRequest { key: key.to_vec(), freshness, timeout_ms: TIMEOUT_MS };
+        let get = GetRequest {
+            key: key.to_vec(),
+            holders_after: LeaseId(0),
+            freshness,
+            timeout_ms: TIMEOUT_MS,
+        };
         match line.ask(&Request::Get(get), Some(&call)).await {
             Reply::Keys(reply) => {
                 assert!(!reply.stale, "a linearizable read is not stale");

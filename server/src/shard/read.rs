@@ -76,7 +76,7 @@ impl<E: Env> Shard<E> {
         match request {
             Request::Get(get) => match check_key(&get.key) {
                 Err(code) => refusal(code),
-                Ok(_) => self.keys(vec![state.key_info(&get.key)], false, stale),
+                Ok(_) => self.keys(vec![state.key_info_after(&get.key, get.holders_after)], false, stale),
             },
             Request::List(list)
                 // Planted (G7): a page goes on after a key of another query.

@@ -4,11 +4,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use leasehold::{
-    AcquireError, Client, Config, Guard, HoldState, HoldWatch, MultiGuard, Place, Session, Ticket,
-    YieldAsked, Yields,
+    AcquireError, CallError, Client, Config, Guard, HoldState, HoldWatch, LockAllRequest,
+    MultiGuard, Place, Session, Ticket, YieldAsked, Yields,
 };
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines, Stdin};
+use tokio::sync::mpsc;
 
 use super::super::beside;
 use super::super::exit::{CliError, code_of};
@@ -45,10 +46,18 @@ pub(in super::super) async fn keep() -> Result<ExitCode, CliError> {
         _ = input.next_line() => return Ok(ExitCode::SUCCESS),
     };
     let seen = hold.watch();
+    let slots = match hold.slots(&order).await {
+        Ok(slots) => slots,
+        Err(error) => {
+            hold.release().await;
+            say(&failed(&error.into())).await?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
     let until_ns = until(&seen);
-    say(&Word::Held { token: seen.token().0, until_ns }).await?;
-    let yields = hold.yields(order.yields);
-    let group = watch(seen, yields, &mut input, Duration::from_millis(order.ttl_ms)).await;
+    say(&Word::Held { token: seen.token().0, until_ns, slots }).await?;
+    let asked = hear_yields(if order.yields { hold.yields() } else { Vec::new() });
+    let group = watch(seen, asked, &mut input, Duration::from_millis(order.ttl_ms)).await;
     if let Some(group) = group {
         end(group).await;
     }
@@ -73,11 +82,19 @@ impl Hold {
         }
     }
 
-    /// Requests to yield, if they are wanted.
-    fn yields(&self, wanted: bool) -> Option<Yields> {
+    /// Requests to yield any of the keys.
+    fn yields(&self) -> Vec<Yields> {
         match self {
-            Self::One(guard) if wanted => guard.yields().ok(),
-            _ => None,
+            Self::One(guard) => guard.yields().into_iter().collect(),
+            Self::Several(guard) => guard.yields().unwrap_or_default(),
+        }
+    }
+
+    /// The slots that the permits took.
+    async fn slots(&self, order: &Order) -> Result<Vec<u32>, CallError> {
+        match self {
+            Self::One(guard) if order.permits.is_some() => guard.slots().await,
+            _ => Ok(Vec::new()),
         }
     }
 
@@ -139,7 +156,11 @@ async fn tell_places(order: &Order, ticket: &Ticket) {
 
 async fn acquire_several(session: &Session, order: &Order) -> Result<MultiGuard, AcquireError> {
     let keys = std::iter::once(&order.key).chain(&order.also).cloned();
-    let mut request = session.lock_all(keys);
+    let mut request = if order.shared {
+        keys.fold(session.lock_all::<String>([]), LockAllRequest::and_shared)
+    } else {
+        session.lock_all(keys)
+    };
     if let Some(value) = &order.value {
         request = request.value(value.clone());
     }
@@ -156,7 +177,7 @@ async fn acquire_several(session: &Session, order: &Order) -> Result<MultiGuard,
 /// command's group if the supervisor has gone and left it behind.
 async fn watch(
     mut hold: HoldWatch,
-    mut yields: Option<Yields>,
+    mut asked: mpsc::Receiver<YieldAsked>,
     input: &mut Input,
     ttl: Duration,
 ) -> Option<Pid> {
@@ -178,7 +199,7 @@ async fn watch(
                     let _ = kill_process_group(group, Signal::KILL);
                 }
             }
-            asked = next_yield(&mut yields), if !lost => {
+            Some(asked) = asked.recv(), if !lost => {
                 let YieldAsked { who, why, within } = asked;
                 let within_ms = within.as_millis() as u64;
                 let _ = say(&Word::Yield { who, why, within_ms }).await;
@@ -192,6 +213,22 @@ async fn watch(
             let _ = say(&Word::Until { until_ns }).await;
         }
     }
+}
+
+/// What is asked of any of the keys.
+fn hear_yields(all: Vec<Yields>) -> mpsc::Receiver<YieldAsked> {
+    let (tell, asked) = mpsc::channel(1);
+    for mut yields in all {
+        let tell = tell.clone();
+        tokio::spawn(async move {
+            while let Ok(Some(asked)) = yields.next().await {
+                if tell.send(asked).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    asked
 }
 
 /// The next request to yield; none comes after the last.

@@ -54,9 +54,10 @@ pub(super) struct Args {
     #[arg(long)]
     value: Option<String>,
     /// And this key of the same shard, in the same step or not at all; may be given several times
-    #[arg(long, value_name = "KEY", conflicts_with_all = ["shared", "permits", "yields"])]
+    #[arg(long, value_name = "KEY", conflicts_with = "permits")]
     also: Vec<String>,
-    /// Shares the lock with others who do the same; nobody holds it exclusively meanwhile
+    /// Shares the lock, or all of several, with others who do the same; nobody holds it exclusively
+    /// meanwhile
     #[arg(long, conflicts_with = "permits")]
     shared: bool,
     /// Takes so many permits of a semaphore; needs --of
@@ -158,7 +159,8 @@ enum Word {
     /// It waits there, for the hold with this label and token, if there is one.
     Place { position: u32, waiters_total: u32, held_by: Option<(String, u64)> },
     /// Granted, under the token of the first key and those of the others after it.
-    Held { token: u64, until_ns: u64 },
+    /// The slots are those of a semaphore's permits.
+    Held { token: u64, until_ns: u64, slots: Vec<u32> },
     /// Valid until this point of the system's clock.
     Until { until_ns: u64 },
     /// Renewals are overdue, or the end is decided.

@@ -139,8 +139,8 @@ pub(super) async fn run(
             word => break word,
         }
     };
-    let (token, until_ns) = match word {
-        Some(Word::Held { token, until_ns }) => (token, until_ns),
+    let (token, until_ns, slots) = match word {
+        Some(Word::Held { token, until_ns, slots }) => (token, until_ns, slots),
         Some(Word::Failed { error, class, message, exit }) => {
             let object = json!({ "ok": false, "error": error, "class": class, "message": message });
             note(json, &object, &format!("{error}: {message}"));
@@ -151,7 +151,7 @@ pub(super) async fn run(
             return Ok(ExitCode::from(FAILED));
         }
     };
-    let child = match start(command, order, token) {
+    let child = match start(command, order, token, &slots) {
         Ok(child) => child,
         Err(error) => {
             keeper.dismiss(GOODBYE).await;
@@ -183,10 +183,20 @@ fn show_place(json: bool, position: u32, waiters_total: u32, held_by: Option<(St
 }
 
 /// The command, by way of `exec`, in a group of its own.
-fn start(command: &[OsString], order: &Order, token: u64) -> Result<Child, CliError> {
+fn start(
+    command: &[OsString],
+    order: &Order,
+    token: u64,
+    slots: &[u32],
+) -> Result<Child, CliError> {
     let tokens = token..=token + order.also.len() as u64;
     let tokens: Vec<_> = tokens.map(|token| token.to_string()).collect();
-    itself()?
+    let slots: Vec<_> = slots.iter().map(u32::to_string).collect();
+    let mut start = itself()?;
+    if order.permits.is_some() {
+        start.env("LEASEHOLD_SLOTS", slots.join(" "));
+    }
+    start
         .arg(EXEC)
         .arg(std::process::id().to_string())
         .arg("--")
@@ -224,8 +234,10 @@ impl Watch {
         let status = loop {
             let next = self.act();
             tokio::select! {
-                status = child.wait() => break status,
+                // The keeper says that the lock is lost before it kills the group: heard in that order.
+                biased;
                 word = keeper.word(), if !self.keeper_gone => self.hear(word),
+                status = child.wait() => break status,
                 signal = signals.next() => {
                     let _ = kill_process_group(self.group, signal);
                 }

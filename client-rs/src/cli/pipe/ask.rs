@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use leasehold::{Client, ErrorCode, Failure, Freshness, NodeId, ShardId, Token};
+use leasehold::{Client, ErrorCode, Failure, Freshness, LeaseId, NodeId, ShardId, Token};
 use serde_json::{Value, json};
 
 use super::super::backup;
@@ -18,7 +18,10 @@ const PAGE_MAX: u32 = 1000;
 
 pub(super) async fn answer(client: &Client, ask: Ask) -> Result<Value, CliError> {
     Ok(match ask {
-        Ask::Get(of) => json::key(&client.get_with(of.key, freshness(of.stale)).await?),
+        Ask::Get(of) => {
+            let (after, freshness) = (LeaseId(of.holders_after), freshness(of.stale));
+            json::key(&client.get_after(of.key, after, freshness).await?)
+        }
         Ask::Why(of) => why::object(&client.get(of.key).await?),
         Ask::Leader(of) => {
             let leader = client.election(of.name).leader().await?;

@@ -38,12 +38,72 @@ pub(super) enum HoldMode {
 impl Acquire {
     /// Options that contradict each other.
     fn check(self) -> Result<Self, String> {
-        match (self.permits, self.limit, self.mode) {
-            (Some(_), None, _) => Err("\"permits\" needs \"limit\"".to_owned()),
-            (None, Some(_), _) => Err("\"limit\" needs \"permits\"".to_owned()),
-            (Some(_), _, Some(_)) => Err("\"permits\" and \"mode\" exclude each other".to_owned()),
-            _ => Ok(self),
+        check_how(self.permits, self.limit, self.mode).map(|()| self)
+    }
+}
+
+/// `acquire_each`.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AcquireEach {
+    pub(super) keys: Vec<String>,
+    pub(super) wait_ms: Option<u64>,
+}
+
+fn check_how(
+    permits: Option<u32>,
+    limit: Option<u32>,
+    mode: Option<HoldMode>,
+) -> Result<(), String> {
+    match (permits, limit, mode) {
+        (Some(_), None, _) => Err("\"permits\" needs \"limit\"".to_owned()),
+        (None, Some(_), _) => Err("\"limit\" needs \"permits\"".to_owned()),
+        (Some(_), _, Some(_)) => Err("\"permits\" and \"mode\" exclude each other".to_owned()),
+        _ => Ok(()),
+    }
+}
+
+/// One of several keys: its name alone, or an object that says how it is held.
+#[derive(Deserialize, Debug, PartialEq, Eq)]
+#[serde(try_from = "Value")]
+pub(super) struct Want {
+    pub(super) key: String,
+    pub(super) how: WantHow,
+}
+
+/// How one of several keys is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WantHow {
+    Exclusive,
+    Shared,
+    Permits { permits: u32, limit: u32 },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WantFields {
+    key: String,
+    mode: Option<HoldMode>,
+    permits: Option<u32>,
+    limit: Option<u32>,
+}
+
+impl TryFrom<Value> for Want {
+    type Error = String;
+
+    fn try_from(value: Value) -> Result<Self, String> {
+        if let Value::String(key) = value {
+            return Ok(Self { key, how: WantHow::Exclusive });
         }
+        let one: WantFields =
+            serde_json::from_value(value).map_err(|error| format!("\"keys\": {error}"))?;
+        check_how(one.permits, one.limit, one.mode)?;
+        let how = match (one.permits, one.limit, one.mode) {
+            (Some(permits), Some(limit), _) => WantHow::Permits { permits, limit },
+            (_, _, Some(HoldMode::Shared)) => WantHow::Shared,
+            _ => WantHow::Exclusive,
+        };
+        Ok(Self { key: one.key, how })
     }
 }
 
@@ -51,9 +111,11 @@ impl Acquire {
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct AcquireAll {
-    pub(super) keys: Vec<String>,
+    pub(super) keys: Vec<Want>,
     pub(super) wait_ms: Option<u64>,
     pub(super) value: Option<String>,
+    #[serde(default)]
+    pub(super) yields: bool,
     #[serde(default)]
     pub(super) places: bool,
     pub(super) lock_delay_ms: Option<u64>,
@@ -161,6 +223,8 @@ pub(super) struct TakeOver {
 #[serde(deny_unknown_fields)]
 pub(super) struct Get {
     pub(super) key: String,
+    #[serde(default)]
+    pub(super) holders_after: u64,
     #[serde(default)]
     pub(super) stale: bool,
 }
@@ -321,6 +385,7 @@ pub(super) enum Ask {
 pub(super) enum Op {
     Acquire(Acquire),
     AcquireAll(AcquireAll),
+    AcquireEach(AcquireEach),
     ReleaseAll(ReleaseAll),
     Release(OfHold),
     Renew(OfHold),
@@ -365,6 +430,7 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
     Ok(match op {
         "acquire" => Op::Acquire(read::<Acquire>(fields)?.check()?),
         "acquire_all" => Op::AcquireAll(read(fields)?),
+        "acquire_each" => Op::AcquireEach(read(fields)?),
         "release_all" => Op::ReleaseAll(read(fields)?),
         "release" => Op::Release(read(fields)?),
         "renew" => Op::Renew(read(fields)?),
@@ -463,6 +529,16 @@ mod tests {
             lock_delay_ms: None,
         };
         assert_eq!(parse(line), Ok((json!(1), Op::Acquire(acquire))));
+        let line = br#"{"id":1,"op":"acquire_all","keys":["k",{"key":"l","mode":"shared"},{"key":"m","permits":1,"limit":2}]}"#;
+        let want = |key: &str, how| Want { key: key.to_owned(), how };
+        let keys = vec![
+            want("k", WantHow::Exclusive),
+            want("l", WantHow::Shared),
+            want("m", WantHow::Permits { permits: 1, limit: 2 }),
+        ];
+        let (wait_ms, value, lock_delay_ms, yields, places) = (None, None, None, false, false);
+        let all = AcquireAll { keys, wait_ms, value, yields, places, lock_delay_ms };
+        assert_eq!(parse(line), Ok((json!(1), Op::AcquireAll(all))));
         let line = br#"{"op":"cancel","target":1,"id":"x"}"#;
         assert_eq!(parse(line), Ok((json!("x"), Op::Cancel(OfAcquire { target: json!(1) }))));
     }
@@ -478,6 +554,11 @@ mod tests {
         assert_eq!(unknown.id, json!(4));
         assert!(unknown.why.contains("steal"));
         assert!(why(r#"{"id":4,"op":"acquire","key":"k","waitms":1}"#).why.contains("waitms"));
+        let all =
+            |want: &str| why(&format!(r#"{{"id":4,"op":"acquire_all","keys":["k",{want}]}}"#)).why;
+        assert!(all(r#"{"key":"l","permits":1}"#).contains("limit"));
+        assert!(all(r#"{"key":"l","mods":1}"#).contains("mods"));
+        assert!(all("7").contains("keys"));
         for (options, named) in [
             (r#""permits":1"#, "limit"),
             (r#""limit":1"#, "permits"),

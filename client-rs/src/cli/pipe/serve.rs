@@ -1,43 +1,40 @@
 //! The loop of `pipe`: reads requests, runs each beside the others, writes replies and news.
 
+mod acquire;
 mod holds;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use leasehold::{
-    Client, ErrorCode, Failure, Guard, HoldState, MultiGuard, Places, Session, Ticket, WatchTarget,
-};
+use leasehold::{Client, ErrorCode, Failure, Guard, MultiGuard, Session, Ticket, WatchTarget};
 use serde_json::{Value, json};
 use tokio::io::{BufReader, Stdin};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::super::beside;
+use self::acquire::{Granted, GrantedAll};
 use super::super::exit::{CliError, failure_json};
 use super::super::json;
 use super::super::watch::place;
 use super::ask::answer;
 use super::lines::{LINE_LEN_MAX, Line, LineReader, write};
 use super::members::tell_members;
-use super::news::{deaf, tell_changes, tell_leaders, tell_yields};
-use super::request::{Acquire, AcquireAll, HoldMode, Misread, Op, Watch, parse};
+use super::news::tell_leaders;
+use super::request::{Misread, Op, Watch, parse};
 
 /// Requests without a reply.
 const OPEN_MAX: usize = 4096;
 /// Elections that are observed at a time.
 const OBSERVED_MAX: usize = 64;
-/// How often the place of an acquire is looked at whose requester wants to know.
-const PLACES_EVERY: Duration = Duration::from_millis(500);
 /// Lines that wait to be written; with these, nothing more is read.
 const LINES_MAX: usize = 1024;
 
 /// What a request's task ends with.
 enum Done {
     Reply(Value),
-    /// And whether requests to yield are to be told.
-    Granted(Guard, bool),
-    GrantedAll(MultiGuard),
+    Granted(Granted),
+    GrantedAll(GrantedAll),
+    GrantedEach(Vec<Guard>),
     /// The number of a change of the membership that was begun.
     Changing(u64),
 }
@@ -144,7 +141,8 @@ impl Pipe {
         }
         match op {
             Op::Acquire(acquire) => self.acquire(id, acquire).await,
-            Op::AcquireAll(acquire) => self.acquire_all(id, acquire),
+            Op::AcquireAll(acquire) => self.acquire_all(id, acquire).await,
+            Op::AcquireEach(acquire) => self.acquire_each(id, acquire),
             Op::ReleaseAll(of) => self.release_all(id, of.token).await,
             Op::Release(hold) => self.release(id, &hold).await,
             Op::Renew(hold) => self.renew(id, &hold).await,
@@ -232,86 +230,6 @@ impl Pipe {
         self.open.insert(name, (id, handle, kind));
     }
 
-    async fn acquire(&mut self, id: Value, acquire: Acquire) {
-        let mut request = self.session.lock(acquire.key);
-        if let Some(wait_ms) = acquire.wait_ms {
-            request = request.wait(Duration::from_millis(wait_ms));
-        }
-        if let Some(value) = acquire.value {
-            request = request.value(value);
-        }
-        if let Some(ttl_ms) = acquire.ttl_ms {
-            request = request.own_lease(Duration::from_millis(ttl_ms));
-        }
-        if acquire.mode == Some(HoldMode::Shared) {
-            request = request.shared();
-        }
-        if let (Some(permits), Some(limit)) = (acquire.permits, acquire.limit) {
-            request = request.permits(permits, limit);
-        }
-        if acquire.reentrant {
-            request = request.reentrant();
-        }
-        if let Some(delay_ms) = acquire.lock_delay_ms {
-            request = request.lock_delay(Duration::from_millis(delay_ms));
-        }
-        let acquiring = match request.begin() {
-            Ok(acquiring) => acquiring,
-            Err(error) => return self.refuse(&id, error.failure()).await,
-        };
-        let ticket = acquiring.ticket();
-        let told = self.tell_places(&id, acquire.places.then(|| ticket.places(PLACES_EVERY)));
-        self.spawn(id, Some(ticket), async move {
-            match beside(acquiring.granted(), told).await {
-                Ok(guard) => Done::Granted(guard, acquire.yields),
-                Err(error) => Done::Reply(failure_json(error.failure())),
-            }
-        });
-    }
-
-    fn acquire_all(&mut self, id: Value, acquire: AcquireAll) {
-        let mut request = self.session.lock_all(acquire.keys);
-        if let Some(wait_ms) = acquire.wait_ms {
-            request = request.wait(Duration::from_millis(wait_ms));
-        }
-        if let Some(value) = acquire.value {
-            request = request.value(value);
-        }
-        if let Some(delay_ms) = acquire.lock_delay_ms {
-            request = request.lock_delay(Duration::from_millis(delay_ms));
-        }
-        let acquiring = match request.begin() {
-            Ok(acquiring) => acquiring,
-            Err(error) => {
-                let refusal = failure_json(error.failure());
-                return self.spawn(id, None, async { Done::Reply(refusal) });
-            }
-        };
-        let ticket = acquiring.ticket();
-        let told = self.tell_places(&id, acquire.places.then(|| ticket.places(PLACES_EVERY)));
-        self.spawn(id, Some(ticket), async move {
-            match beside(acquiring.granted(), told).await {
-                Ok(guard) => Done::GrantedAll(guard),
-                Err(error) => Done::Reply(failure_json(error.failure())),
-            }
-        });
-    }
-
-    /// Tells the places of a waiting acquire, if that is wanted.
-    fn tell_places(&self, id: &Value, places: Option<Places>) -> impl Future<Output = ()> + use<> {
-        let (id, out) = (id.clone(), self.out.clone());
-        async move {
-            let Some(mut places) = places else { return };
-            while let Ok(Some(place)) = places.next().await {
-                let mut line = json::place(&place);
-                (line["event"], line["acquire"]) = ("place".into(), id.clone());
-                if out.send(line).await.is_err() {
-                    return;
-                }
-            }
-        }
-    }
-
     async fn release_all(&mut self, id: Value, token: u64) {
         let Some(guard) = self.groups.remove(&token) else {
             return self.refuse(&id, &Failure::of(ErrorCode::NOT_OWNER)).await;
@@ -381,54 +299,9 @@ impl Pipe {
                 self.reply(&id, json!({ "ok": true, "operation": operation })).await;
                 self.follow(operation);
             }
-            Done::GrantedAll(guard) => {
-                let holds = guard.holds();
-                let token = holds.first().map_or(0, |(_, token)| token.0);
-                let each = holds.iter().map(|(key, token)| json!({ "key": key, "token": token.0 }));
-                let reply = json!({
-                    "ok": true,
-                    "token": token,
-                    "holds": each.collect::<Vec<_>>(),
-                    "remaining_ms": guard.remaining().as_millis() as u64,
-                });
-                // All are lost together; the first stands for all.
-                let key = holds.first().map_or_else(String::new, |(key, _)| (*key).to_owned());
-                tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
-                // Those that were lost have been told of.
-                self.groups.retain(|_, group| !matches!(group.state(), HoldState::Lost(_)));
-                self.groups.insert(token, guard);
-                self.reply(&id, reply).await;
-            }
-            Done::Granted(guard, yields) => {
-                let mut reply = json!({
-                    "ok": true,
-                    "key": guard.key(),
-                    "token": guard.token().0,
-                    "floor": guard.floor().0,
-                    "remaining_ms": guard.remaining().as_millis() as u64,
-                });
-                json::put_mode(&mut reply, guard.mode());
-                let key = guard.key().to_owned();
-                let entries = self.holds.entry(key.clone()).or_default();
-                entries.retain(|entry| entry.token() == guard.token());
-                // The first entry is the last to be given back: it tells for all.
-                if entries.is_empty() {
-                    tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
-                }
-                let asked = yields.then(|| guard.yields());
-                let (key, token) = (guard.key().to_owned(), guard.token().0);
-                entries.push(guard);
-                self.reply(&id, reply).await;
-                match asked {
-                    Some(Ok(asked)) => {
-                        tokio::spawn(tell_yields(key, asked, self.out.clone()));
-                    }
-                    Some(Err(error)) => {
-                        self.say(deaf(&key, token, error.failure())).await;
-                    }
-                    None => {}
-                }
-            }
+            Done::Granted(granted) => self.granted(&id, granted).await,
+            Done::GrantedAll(granted) => self.granted_all(&id, granted).await,
+            Done::GrantedEach(guards) => self.granted_each(&id, guards).await,
         }
     }
 

@@ -45,10 +45,13 @@ fn page(revision: u64, first: bool, keys: &[&str], more: bool) -> Reply {
     let info = |key: &&str| KeyInfo {
         key: (*key).to_owned(),
         holders: vec![],
+        holders_total: 0,
         waiters: vec![],
         waiters_total: 0,
         limit: 0,
+        taken: 0,
         delays: vec![],
+        delays_total: 0,
         last_end: None,
     };
     let keys = keys.iter().map(info).collect();

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::super::super::exit::failure_json;
 use super::super::super::json;
 use super::super::request::{HoldMode, OfHold, SetMode, SetValue, TakeOver};
+use super::acquire::Granted;
 use super::{BoxFuture, Done, Pipe};
 
 impl Pipe {
@@ -138,7 +139,7 @@ impl Pipe {
         let client = self.client.clone();
         self.spawn(id, None, async move {
             match client.take_over(&handover).await {
-                Ok(guard) => Done::Granted(guard, false),
+                Ok(guard) => Done::Granted(Granted::new(guard, false).await),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
