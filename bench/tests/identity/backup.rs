@@ -13,6 +13,7 @@ use leasehold_bench::clock::now_ns;
 use leasehold_bench::cluster::{Cluster, PATIENCE, Spec};
 use leasehold_bench::process;
 use leasehold_bench::wire::Wire;
+use leasehold_protocol::backup::{BackupError, BackupHeader, BackupReader, BackupWriter, Found};
 use serde_json::{Value, json};
 
 const KEYS: u64 = 40;
@@ -23,6 +24,7 @@ const WAIT_LEFT: Duration = Duration::from_millis(2_600);
 
 const DATA_DIR_FOREIGN: i32 = 5;
 const DATA_DIR_IN_USE: i32 = 4;
+const CLOCK: i32 = 10;
 const BACKUP_UNUSABLE: i32 = 15;
 pub(super) const USAGE: i32 = 2;
 // Of `leasehold`.
@@ -170,6 +172,34 @@ fn damaged(backup: &Path, change: impl Fn(&mut Vec<u8>)) -> PathBuf {
     path
 }
 
+/// The same backup, as a node whose clock is a day ahead would have made it.
+fn of_tomorrow(backup: &Path) -> PathBuf {
+    let mut bytes = Vec::new();
+    let mut writer = None;
+    let mut reader = BackupReader::new();
+    let read = reader.feed::<BackupError>(&std::fs::read(backup).expect("the backup"), |found| {
+        if let Found::Header(header) = found {
+            let wall_ms = header.wall_ms + 24 * 60 * 60 * 1_000;
+            let (begun, head) = BackupWriter::new(&BackupHeader { wall_ms, ..header });
+            writer = Some(begun);
+            bytes.extend(head);
+            return Ok(());
+        }
+        let writer: &mut BackupWriter = writer.as_mut().expect("the header is first");
+        bytes.extend(match found {
+            Found::Shard(about) => writer.shard(&about),
+            Found::Piece(piece) => writer.piece(piece),
+            Found::Header(_) | Found::ShardEnd => writer.shard_end(),
+        });
+        Ok(())
+    });
+    read.expect("sound");
+    bytes.extend(writer.expect("it has a header").finish());
+    let path = backup.with_extension("tomorrow");
+    std::fs::write(&path, bytes).expect("written");
+    path
+}
+
 #[test]
 fn a_backup_under_load_restored_elsewhere_grants_above_every_old_token() {
     alone(backup_and_restore());
@@ -232,6 +262,10 @@ async fn backup_and_restore() {
     refuse("is damaged", &|bytes| bytes[middle] ^= 4);
     refuse("cut off", &|bytes| bytes.truncate(middle));
     refuse("not a backup", &|bytes| bytes[0] = 0);
+    let tomorrow = of_tomorrow(&backup);
+    let from = ["--from", tomorrow.to_str().expect("a path")];
+    expect(&restoring(&new, 1, "restore", &from), CLOCK, &["is behind that of the old cluster"]);
+    assert!(!new.data_dir(1).exists(), "nothing is made while the clock is behind");
     let from = ["--from", name, "--old-cluster-silent-for", SILENT_FOR];
     expect(&restoring(&new, 2, "restore", &from), USAGE, &["not the lowest"]);
     let words = ["2 shard(s)", "become 3", "1 waiter(s)", "no key is granted for 3 s"];
