@@ -118,6 +118,7 @@ pub use crate::error::{
 };
 pub use crate::guard::{Guard, HoldWatch, slots_of};
 pub use crate::handover::Handover;
+pub use crate::members::Spread;
 pub use crate::observe::{Observation, Observed};
 pub use crate::places::Places;
 pub use crate::session::{Acquiring, LockRequest, Place, Session, Ticket};

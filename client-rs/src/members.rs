@@ -33,10 +33,9 @@ impl Client {
         }
     }
 
-    /// Spreads the leaders: each voter that answers leads its share of the shards. Returns the
-    /// moves that were made; a shard whose leader is where it should be is left alone. A move that
-    /// fails holds up no other; if all fail, the first failure is returned.
-    pub async fn spread_leaders(&self) -> Result<Vec<(ShardId, NodeId)>, CallError> {
+    /// Spreads the leaders: each voter that answers leads its share of the shards. A shard whose
+    /// leader is where it should be is left alone; a move that fails holds up no other.
+    pub async fn spread_leaders(&self) -> Result<Spread, CallError> {
         let status = self.status().await?;
         let reachable = status.nodes.iter().filter(|node| node.reachable);
         let votes = |shard: ShardId, role: Role| {
@@ -52,18 +51,25 @@ impl Client {
         let moves = spread(&leaders, &nodes, |shard, node| {
             votes(shard, Role::Leader).chain(votes(shard, Role::Follower)).any(|it| it == node)
         });
-        let (mut made, mut failed) = (Vec::new(), None);
+        let mut done = Spread::default();
         for (shard, node) in moves {
             match self.transfer_leader(shard, Some(node)).await {
-                Ok(()) => made.push((shard, node)),
-                Err(error) => failed = failed.or(Some(error)),
+                Ok(()) => done.moved.push((shard, node)),
+                Err(error) => done.failed.push((shard, node, error)),
             }
         }
-        match failed {
-            Some(error) if made.is_empty() => Err(error),
-            _ => Ok(made),
-        }
+        Ok(done)
     }
+}
+
+/// What `Client::spread_leaders` did.
+#[derive(Debug, Default)]
+#[must_use = "some moves may have failed"]
+pub struct Spread {
+    /// Shards that moved, each with its new leader.
+    pub moved: Vec<(ShardId, NodeId)>,
+    /// Shards that should have moved, where to, and why they did not, as far as is known.
+    pub failed: Vec<(ShardId, NodeId, CallError)>,
 }
 
 /// Which shards must move, and where to, so that no node leads more than its share: moves go from

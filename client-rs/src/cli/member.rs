@@ -6,11 +6,11 @@ use std::time::Duration;
 use clap::Subcommand;
 use leasehold::{
     CallError, Client, MemberChange, MemberOperation, MemberPhase, MembersReply, NewMember, NodeId,
-    ShardId, Standing,
+    ShardId, Spread, Standing,
 };
 use serde_json::{Value, json};
 
-use super::exit::CliError;
+use super::exit::{CliError, code_of, failure_json};
 use super::options::Options;
 use super::say;
 
@@ -242,10 +242,19 @@ pub(super) fn object(members: &MembersReply) -> Value {
     object
 }
 
-/// Leaders that were moved.
-pub(super) fn moves_json(moves: &[(ShardId, NodeId)]) -> Value {
+/// Leaders that were moved, and those that could not be.
+pub(super) fn spread_json(spread: &Spread) -> Value {
     let moved = |(shard, node): &(ShardId, NodeId)| json!({ "shard": shard.0, "to": node.0 });
-    json!({ "ok": true, "moved": moves.iter().map(moved).collect::<Vec<_>>() })
+    let failed = |(shard, node, error): &(ShardId, NodeId, CallError)| {
+        let mut object = failure_json(error.failure());
+        (object["shard"], object["to"]) = (shard.0.into(), node.0.into());
+        object
+    };
+    json!({
+        "ok": spread.failed.is_empty(),
+        "moved": spread.moved.iter().map(moved).collect::<Vec<_>>(),
+        "failed": spread.failed.iter().map(failed).collect::<Vec<_>>(),
+    })
 }
 
 async fn list(options: &Options, client: &Client) -> Result<ExitCode, CliError> {
@@ -275,14 +284,37 @@ async fn list(options: &Options, client: &Client) -> Result<ExitCode, CliError> 
 
 pub(super) async fn spread_leaders(options: &Options) -> Result<ExitCode, CliError> {
     let client = options.connect().await?;
-    let moves = client.spread_leaders().await?;
+    let spread = client.spread_leaders().await?;
+    let code = spread.failed.first().map_or(0, |(.., error)| code_of(error.failure()));
     if options.json {
-        say(&moves_json(&moves).to_string())?;
-        return Ok(ExitCode::SUCCESS);
+        say(&spread_json(&spread).to_string())?;
+        return Ok(ExitCode::from(code));
     }
-    for (shard, node) in &moves {
+    for (shard, node) in &spread.moved {
         say(&format!("shard {shard} is led by node {node} now"))?;
     }
-    say(&format!("{} leader(s) moved", moves.len()))?;
-    Ok(ExitCode::SUCCESS)
+    for (shard, node, error) in &spread.failed {
+        say(&format!("shard {shard} was not moved to node {node}: {}", error.failure().message))?;
+    }
+    say(&format!("{} leader(s) moved", spread.moved.len()))?;
+    Ok(ExitCode::from(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::{ErrorCode, Failure};
+
+    use super::*;
+
+    #[test]
+    fn leaders_that_did_not_move_are_told_with_those_that_did() {
+        let away = CallError::from(Failure::of(ErrorCode::UNREACHABLE));
+        let (moved, failed) = (vec![(ShardId(1), NodeId(3))], vec![(ShardId(2), NodeId(4), away)]);
+        let told = spread_json(&Spread { moved, failed });
+        assert_eq!((&told["ok"], &told["moved"]), (&json!(false), &json!([{"shard": 1, "to": 3}])));
+        let failed = &told["failed"][0];
+        assert_eq!((&failed["shard"], &failed["to"]), (&json!(2), &json!(4)));
+        assert_eq!(failed["error"], "unreachable");
+        assert_eq!(spread_json(&Spread::default())["ok"], true);
+    }
 }

@@ -52,7 +52,7 @@ pub(super) async fn answer(client: &Client, ask: Ask) -> Result<Value, CliError>
         Ask::Status => status::object(&client.status().await?),
         Ask::ForceRelease(force) => force_release(client, force).await?,
         Ask::TransferLeader(order) => transfer_leader(client, &order).await?,
-        Ask::SpreadLeaders => member::moves_json(&client.spread_leaders().await?),
+        Ask::SpreadLeaders => member::spread_json(&client.spread_leaders().await?),
         Ask::Members => member::object(&client.members().await?),
         Ask::BackupCreate(backup) => backup::create_object(client, &backup.place).await?,
         Ask::BackupVerify(backup) => backup::verify_object(&backup.place).await?,
