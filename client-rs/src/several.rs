@@ -43,7 +43,8 @@ impl Session {
         keys: impl IntoIterator<Item = K>,
     ) -> LockEachRequest {
         let keys = keys.into_iter().map(Into::into).collect();
-        LockEachRequest { session: self.clone(), keys, wait: None }
+        let (wait, value, delay) = (None, Vec::new(), Duration::ZERO);
+        LockEachRequest { session: self.clone(), keys, wait, value, delay }
     }
 }
 
@@ -210,12 +211,26 @@ pub struct LockEachRequest {
     session: Session,
     keys: Vec<Vec<u8>>,
     wait: Option<Duration>,
+    value: Vec<u8>,
+    delay: Duration,
 }
 
 impl LockEachRequest {
     /// Waits at most this long for all keys together.
     pub const fn wait(mut self, wait: Duration) -> Self {
         self.wait = Some(wait);
+        self
+    }
+
+    /// Attaches a value to each hold, see `LockRequest::value`.
+    pub fn value(mut self, value: impl Into<Vec<u8>>) -> Self {
+        self.value = value.into();
+        self
+    }
+
+    /// See `LockRequest::lock_delay`; for each key.
+    pub const fn lock_delay(mut self, delay: Duration) -> Self {
+        self.delay = delay;
         self
     }
 
@@ -235,7 +250,8 @@ impl LockEachRequest {
         for key in self.keys {
             let name = String::from_utf8_lossy(&key).into_owned();
             let left = until.map(|until| until.since(BootTime::now()));
-            let granted = waiting(self.session.lock(key), left).acquire().await;
+            let request = self.session.lock(key).value(self.value.clone()).lock_delay(self.delay);
+            let granted = waiting(request, left).acquire().await;
             guards.push(granted.map_err(|error| {
                 let failure = error.failure();
                 let message = format!("{name}: {}", failure.message);

@@ -992,6 +992,16 @@ fn several_keys_are_held_in_several_ways() {
     pipe.send(&json!({"id": 3, "op": "acquire_each", "keys": ["b", "a"]}));
     let each = pipe.reply(3);
     assert_eq!((&each["holds"][0]["key"], &each["holds"][1]["key"]), (&json!("a"), &json!("b")));
+    let script = "echo $LEASEHOLD_KEY $LEASEHOLD_TOKEN $LEASEHOLD_TOKENS";
+    let each = ["lock", "z", "--also", "y", "--also", "x", "--each", "--", "sh", "-c", script];
+    let said = text(&run(&server, &each).stdout);
+    let tokens: Vec<u64> =
+        said.split_whitespace().skip(1).map(|token| token.parse().expect("a token")).collect();
+    // As they were given, though the last key by its bytes was taken last.
+    assert_eq!(tokens, [tokens[3] + 2, tokens[3] + 2, tokens[3] + 1, tokens[3]], "{said}");
+    let output = run(&server, &["lock", "c", "--also", "b", "--each", "--try", "--", "true"]);
+    assert_eq!(output.status.code(), Some(120), "{output:?}");
+    assert!(text(&output.stderr).contains("b: "), "it names the key: {output:?}");
     let mut other = Pipe::start(&server, &[]);
     other.send(&json!({"id": 1, "op": "acquire_each", "keys": ["b", "0"], "wait_ms": 0}));
     let refused = other.reply(1);

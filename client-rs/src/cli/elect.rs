@@ -36,6 +36,7 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
     let job = Job {
         key: args.name,
         also: Vec::new(),
+        each: false,
         value: Some(args.value),
         shared: false,
         permits: None,

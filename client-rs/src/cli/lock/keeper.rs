@@ -3,24 +3,19 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use leasehold::{
-    AcquireError, CallError, Client, Config, Guard, HoldState, HoldWatch, LockAllRequest,
-    MultiGuard, Place, Session, Ticket, YieldAsked, Yields,
-};
+use leasehold::{HoldState, HoldWatch, YieldAsked, Yields};
 use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines, Stdin};
 use tokio::sync::mpsc;
 
-use super::super::beside;
 use super::super::exit::{CliError, code_of};
+use super::hold::acquire;
 use super::{Order, Reply, Word};
 
 /// How often the end of validity is looked at, as a part of the TTL.
 const LOOKS_PER_TTL: u32 = 20;
 /// How long killed processes may take to vanish before the lock is given back all the same.
 const VANISH: Duration = Duration::from_secs(2);
-/// How often the place in the queue is looked at.
-const PLACES_EVERY: Duration = Duration::from_millis(500);
 /// Longest line of the supervisor.
 const LINE_LEN_MAX: u64 = 64 * 1024;
 
@@ -45,7 +40,7 @@ pub(in super::super) async fn keep() -> Result<ExitCode, CliError> {
         // The supervisor says nothing before the grant: it has gone.
         _ = input.next_line() => return Ok(ExitCode::SUCCESS),
     };
-    let seen = hold.watch();
+    let mut seen = Seen::new(hold.watches());
     let slots = match hold.slots(&order).await {
         Ok(slots) => slots,
         Err(error) => {
@@ -54,10 +49,10 @@ pub(in super::super) async fn keep() -> Result<ExitCode, CliError> {
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let until_ns = until(&seen);
-    say(&Word::Held { token: seen.token().0, until_ns, slots }).await?;
+    let (tokens, until_ns) = (hold.tokens(&order), seen.until_ns());
+    say(&Word::Held { tokens, until_ns, slots }).await?;
     let asked = hear_yields(if order.yields { hold.yields() } else { Vec::new() });
-    let group = watch(seen, asked, &mut input, Duration::from_millis(order.ttl_ms)).await;
+    let group = watch(&mut seen, asked, &mut input, Duration::from_millis(order.ttl_ms)).await;
     if let Some(group) = group {
         end(group).await;
     }
@@ -68,121 +63,45 @@ pub(in super::super) async fn keep() -> Result<ExitCode, CliError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What the command runs under.
-enum Hold {
-    One(Guard),
-    Several(MultiGuard),
+/// What is known of the holds.
+struct Seen {
+    holds: Vec<HoldWatch>,
+    changes: mpsc::Receiver<HoldState>,
 }
 
-impl Hold {
-    fn watch(&self) -> HoldWatch {
-        match self {
-            Self::One(guard) => guard.watch(),
-            Self::Several(guard) => guard.watch(),
+impl Seen {
+    fn new(holds: Vec<HoldWatch>) -> Self {
+        let (tell, changes) = mpsc::channel(1);
+        for mut hold in holds.iter().cloned() {
+            let tell = tell.clone();
+            tokio::spawn(async move {
+                while let Some(change) = hold.changed().await {
+                    if tell.send(change).await.is_err() {
+                        return;
+                    }
+                }
+            });
         }
+        Self { holds, changes }
     }
 
-    /// Requests to yield any of the keys.
-    fn yields(&self) -> Vec<Yields> {
-        match self {
-            Self::One(guard) => guard.yields().into_iter().collect(),
-            Self::Several(guard) => guard.yields().unwrap_or_default(),
-        }
+    /// The end of the first one's validity on the system's clock, which the supervisor shares.
+    fn until_ns(&self) -> u64 {
+        let remaining = self.holds.iter().map(HoldWatch::remaining).min().unwrap_or_default();
+        super::supervisor::now_ns() + remaining.as_nanos() as u64
     }
-
-    /// The slots that the permits took.
-    async fn slots(&self, order: &Order) -> Result<Vec<u32>, CallError> {
-        match self {
-            Self::One(guard) if order.permits.is_some() => guard.slots().await,
-            _ => Ok(Vec::new()),
-        }
-    }
-
-    async fn release(self) {
-        // Lost or given back: it is not held either way.
-        let _ = match self {
-            Self::One(guard) => guard.release().await,
-            Self::Several(guard) => guard.release().await,
-        };
-    }
-}
-
-async fn acquire(order: &Order) -> Result<(Session, Hold), CliError> {
-    let config = Config::new(&order.endpoints)?
-        .call_timeout(Duration::from_millis(order.timeout_ms))
-        .label(order.label.clone());
-    let client = Client::with_config(config).await?;
-    let session = client.session(Duration::from_millis(order.ttl_ms))?;
-    let hold = if order.also.is_empty() {
-        Hold::One(acquire_one(&session, order).await?)
-    } else {
-        Hold::Several(acquire_several(&session, order).await?)
-    };
-    Ok((session, hold))
-}
-
-async fn acquire_one(session: &Session, order: &Order) -> Result<Guard, AcquireError> {
-    let mut request = session.lock(order.key.clone());
-    if let Some(value) = &order.value {
-        request = request.value(value.clone());
-    }
-    if let Some(wait_ms) = order.wait_ms {
-        request = request.wait(Duration::from_millis(wait_ms));
-    }
-    if order.shared {
-        request = request.shared();
-    }
-    if let Some((permits, limit)) = order.permits {
-        request = request.permits(permits, limit);
-    }
-    let request = request.lock_delay(Duration::from_millis(order.lock_delay_ms));
-    let acquiring = request.begin()?;
-    let ticket = acquiring.ticket();
-    beside(acquiring.granted(), tell_places(order, &ticket)).await
-}
-
-/// Tells the supervisor the place in the queue as it changes, if that is wanted.
-async fn tell_places(order: &Order, ticket: &Ticket) {
-    if !order.show_place {
-        return;
-    }
-    let mut places = ticket.places(PLACES_EVERY);
-    while let Ok(Some(place)) = places.next().await {
-        let Place { position, waiters_total, holders } = place;
-        let held_by = holders.first().map(|holder| (holder.label.clone(), holder.token.0));
-        let _ = say(&Word::Place { position, waiters_total, held_by }).await;
-    }
-}
-
-async fn acquire_several(session: &Session, order: &Order) -> Result<MultiGuard, AcquireError> {
-    let keys = std::iter::once(&order.key).chain(&order.also).cloned();
-    let mut request = if order.shared {
-        keys.fold(session.lock_all::<String>([]), LockAllRequest::and_shared)
-    } else {
-        session.lock_all(keys)
-    };
-    if let Some(value) = &order.value {
-        request = request.value(value.clone());
-    }
-    if let Some(wait_ms) = order.wait_ms {
-        request = request.wait(Duration::from_millis(wait_ms));
-    }
-    let request = request.lock_delay(Duration::from_millis(order.lock_delay_ms));
-    let acquiring = request.begin()?;
-    let ticket = acquiring.ticket();
-    beside(acquiring.granted(), tell_places(order, &ticket)).await
 }
 
 /// Tells the supervisor each new end of validity until it wants the lock given back. Returns the
 /// command's group if the supervisor has gone and left it behind.
 async fn watch(
-    mut hold: HoldWatch,
+    seen: &mut Seen,
     mut asked: mpsc::Receiver<YieldAsked>,
     input: &mut Input,
     ttl: Duration,
 ) -> Option<Pid> {
     let mut group = None;
-    let mut told = until(&hold);
+    let mut told = seen.until_ns();
     let mut lost = false;
     loop {
         tokio::select! {
@@ -191,7 +110,7 @@ async fn watch(
                 Some(Reply::Release) => return None,
                 None => return group,
             },
-            change = hold.changed(), if !lost => {
+            change = seen.changes.recv(), if !lost => {
                 lost = matches!(change, Some(HoldState::Lost(_)) | None);
                 tell_change(change).await;
                 if let (true, Some(group)) = (lost, group) {
@@ -206,7 +125,7 @@ async fn watch(
             }
             () = tokio::time::sleep(ttl / LOOKS_PER_TTL), if !lost => {}
         }
-        let until_ns = until(&hold);
+        let until_ns = seen.until_ns();
         // The end is computed from what is left; a little noise is no news.
         if !lost && until_ns > told + 1_000_000 {
             told = until_ns;
@@ -259,11 +178,6 @@ async fn tell_change(change: Option<HoldState>) {
     let _ = say(&word).await;
 }
 
-/// The end of validity on the system's clock, which the supervisor shares.
-fn until(hold: &HoldWatch) -> u64 {
-    super::supervisor::now_ns() + hold.remaining().as_nanos() as u64
-}
-
 /// Kills a group and waits until it is gone.
 async fn end(group: Pid) {
     let _ = kill_process_group(group, Signal::KILL);
@@ -285,7 +199,7 @@ fn failed(error: &CliError) -> Word {
     Word::Failed { error: text("error"), class: text("class"), message: text("message"), exit }
 }
 
-async fn say(word: &Word) -> Result<(), CliError> {
+pub(super) async fn say(word: &Word) -> Result<(), CliError> {
     let mut line = serde_json::to_string(word).expect("words have no maps with odd keys");
     line.push('\n');
     let mut out = tokio::io::stdout();

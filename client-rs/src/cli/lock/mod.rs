@@ -21,6 +21,7 @@
 //! that do not run at all because the whole machine stands still.
 
 mod exec;
+mod hold;
 mod keeper;
 mod report;
 mod supervisor;
@@ -53,9 +54,14 @@ pub(super) struct Args {
     /// Attached to the hold; whoever reads the key sees it
     #[arg(long)]
     value: Option<String>,
-    /// And this key of the same shard, in the same step or not at all; may be given several times
+    /// And this key of the same shard, in the same step or not at all; may be given several times.
+    /// `LEASEHOLD_TOKENS` has all tokens in the order of the keys
     #[arg(long, value_name = "KEY", conflicts_with = "permits")]
     also: Vec<String>,
+    /// Takes the keys one after the other, of any shards: while it waits for one it holds those
+    /// before it
+    #[arg(long, requires = "also", conflicts_with_all = ["shared", "show_place"])]
+    each: bool,
     /// Shares the lock, or all of several, with others who do the same; nobody holds it exclusively
     /// meanwhile
     #[arg(long, conflicts_with = "permits")]
@@ -120,8 +126,10 @@ impl Term {
 #[derive(Debug)]
 pub(super) struct Job {
     pub(super) key: String,
-    /// Further keys, all in one step.
+    /// Further keys...
     pub(super) also: Vec<String>,
+    /// ...one after the other, instead of all in one step.
+    pub(super) each: bool,
     pub(super) value: Option<String>,
     pub(super) shared: bool,
     /// Permits and the semaphore's limit.
@@ -140,16 +148,42 @@ struct Order {
     label: String,
     key: String,
     also: Vec<String>,
+    each: bool,
     value: Option<String>,
     ttl_ms: u64,
     /// `None` has no limit, 0 does not wait.
     wait_ms: Option<u64>,
-    shared: bool,
-    /// Permits and the semaphore's limit.
-    permits: Option<(u32, u32)>,
+    mode: OrderMode,
     lock_delay_ms: u64,
     yields: bool,
     show_place: bool,
+}
+
+/// How the keys are held.
+#[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+enum OrderMode {
+    Exclusive,
+    Shared,
+    Permits { permits: u32, limit: u32 },
+}
+
+impl Order {
+    /// All keys, as they were given.
+    fn keys(&self) -> impl Iterator<Item = &String> {
+        std::iter::once(&self.key).chain(&self.also)
+    }
+
+    const fn takes_permits(&self) -> bool {
+        matches!(self.mode, OrderMode::Permits { .. })
+    }
+
+    fn wait(&self) -> Option<Duration> {
+        self.wait_ms.map(Duration::from_millis)
+    }
+
+    const fn lock_delay(&self) -> Duration {
+        Duration::from_millis(self.lock_delay_ms)
+    }
 }
 
 /// What the keeper says, a line each.
@@ -158,9 +192,8 @@ struct Order {
 enum Word {
     /// It waits there, for the hold with this label and token, if there is one.
     Place { position: u32, waiters_total: u32, held_by: Option<(String, u64)> },
-    /// Granted, under the token of the first key and those of the others after it.
-    /// The slots are those of a semaphore's permits.
-    Held { token: u64, until_ns: u64, slots: Vec<u32> },
+    /// Granted, with the keys' tokens and the slots of a semaphore's permits.
+    Held { tokens: Vec<u64>, until_ns: u64, slots: Vec<u32> },
     /// Valid until this point of the system's clock.
     Until { until_ns: u64 },
     /// Renewals are overdue, or the end is decided.
@@ -186,9 +219,10 @@ enum Reply {
 }
 
 pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliError> {
-    let Args { key, also, term, value, shared, permits, of, show_place, command } = args;
+    let Args { key, also, each, term, value, shared, permits, of, show_place, command } = args;
     let permits = permits.zip(of);
-    run_job(options, Job { key, also, value, shared, permits, show_place, term, command }).await
+    let job = Job { key, also, each, value, shared, permits, show_place, term, command };
+    run_job(options, job).await
 }
 
 /// Runs a command under a hold.
@@ -211,11 +245,15 @@ pub(super) async fn run_job(options: &Options, job: Job) -> Result<ExitCode, Cli
         label: label(),
         key: job.key,
         also: job.also,
+        each: job.each,
         value: job.value,
         ttl_ms: ttl.as_millis() as u64,
         wait_ms: wait.map(|wait| wait.as_millis() as u64),
-        shared: job.shared,
-        permits: job.permits,
+        mode: match job.permits {
+            Some((permits, limit)) => OrderMode::Permits { permits, limit },
+            None if job.shared => OrderMode::Shared,
+            None => OrderMode::Exclusive,
+        },
         lock_delay_ms: job.term.lock_delay().as_millis() as u64,
         yields: job.term.yields,
         show_place: job.show_place,

@@ -139,8 +139,8 @@ pub(super) async fn run(
             word => break word,
         }
     };
-    let (token, until_ns, slots) = match word {
-        Some(Word::Held { token, until_ns, slots }) => (token, until_ns, slots),
+    let (tokens, until_ns, slots) = match word {
+        Some(Word::Held { tokens, until_ns, slots }) => (tokens, until_ns, slots),
         Some(Word::Failed { error, class, message, exit }) => {
             let object = json!({ "ok": false, "error": error, "class": class, "message": message });
             note(json, &object, &format!("{error}: {message}"));
@@ -151,7 +151,7 @@ pub(super) async fn run(
             return Ok(ExitCode::from(FAILED));
         }
     };
-    let child = match start(command, order, token, &slots) {
+    let child = match start(command, order, &tokens, &slots) {
         Ok(child) => child,
         Err(error) => {
             keeper.dismiss(GOODBYE).await;
@@ -186,14 +186,13 @@ fn show_place(json: bool, position: u32, waiters_total: u32, held_by: Option<(St
 fn start(
     command: &[OsString],
     order: &Order,
-    token: u64,
+    tokens: &[u64],
     slots: &[u32],
 ) -> Result<Child, CliError> {
-    let tokens = token..=token + order.also.len() as u64;
-    let tokens: Vec<_> = tokens.map(|token| token.to_string()).collect();
+    let tokens: Vec<_> = tokens.iter().map(u64::to_string).collect();
     let slots: Vec<_> = slots.iter().map(u32::to_string).collect();
     let mut start = itself()?;
-    if order.permits.is_some() {
+    if order.takes_permits() {
         start.env("LEASEHOLD_SLOTS", slots.join(" "));
     }
     start
@@ -202,7 +201,7 @@ fn start(
         .arg("--")
         .args(command)
         .env("LEASEHOLD_KEY", &order.key)
-        .env("LEASEHOLD_TOKEN", token.to_string())
+        .env("LEASEHOLD_TOKEN", &tokens[0])
         .env("LEASEHOLD_TOKENS", tokens.join(" "))
         .process_group(0)
         .spawn()

@@ -48,6 +48,8 @@ impl Acquire {
 pub(super) struct AcquireEach {
     pub(super) keys: Vec<String>,
     pub(super) wait_ms: Option<u64>,
+    pub(super) value: Option<String>,
+    pub(super) lock_delay_ms: Option<u64>,
 }
 
 fn check_how(

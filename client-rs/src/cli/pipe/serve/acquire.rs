@@ -120,6 +120,12 @@ impl Pipe {
         if let Some(wait_ms) = acquire.wait_ms {
             request = request.wait(Duration::from_millis(wait_ms));
         }
+        if let Some(value) = acquire.value {
+            request = request.value(value);
+        }
+        if let Some(delay_ms) = acquire.lock_delay_ms {
+            request = request.lock_delay(Duration::from_millis(delay_ms));
+        }
         self.spawn(id, None, async move {
             match request.acquire().await {
                 Ok(guards) => Done::GrantedEach(guards),
