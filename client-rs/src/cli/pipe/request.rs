@@ -1,127 +1,17 @@
 //! The requests of `pipe`, read strictly: an unknown field is an error that names it.
 
+mod acquire;
+mod member;
+
 use std::num::{NonZeroU32, NonZeroU64};
 
-use leasehold::{MemberChange, NewMember, NodeId};
+use leasehold::MemberChange;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// `acquire`.
-#[derive(Deserialize, Debug, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Acquire {
-    pub(super) key: String,
-    pub(super) wait_ms: Option<u64>,
-    pub(super) value: Option<String>,
-    pub(super) ttl_ms: Option<u64>,
-    pub(super) mode: Option<HoldMode>,
-    pub(super) permits: Option<u32>,
-    pub(super) limit: Option<u32>,
-    #[serde(default)]
-    pub(super) reentrant: bool,
-    #[serde(default)]
-    pub(super) yields: bool,
-    #[serde(default)]
-    pub(super) places: bool,
-    pub(super) lock_delay_ms: Option<u64>,
-}
-
-/// How a lock is held.
-#[derive(Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum HoldMode {
-    Exclusive,
-    Shared,
-}
-
-impl Acquire {
-    /// Options that contradict each other.
-    fn check(self) -> Result<Self, String> {
-        check_how(self.permits, self.limit, self.mode).map(|()| self)
-    }
-}
-
-/// `acquire_each`.
-#[derive(Deserialize, Debug, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-pub(super) struct AcquireEach {
-    pub(super) keys: Vec<String>,
-    pub(super) wait_ms: Option<u64>,
-    pub(super) value: Option<String>,
-    pub(super) lock_delay_ms: Option<u64>,
-}
-
-fn check_how(
-    permits: Option<u32>,
-    limit: Option<u32>,
-    mode: Option<HoldMode>,
-) -> Result<(), String> {
-    match (permits, limit, mode) {
-        (Some(_), None, _) => Err("\"permits\" needs \"limit\"".to_owned()),
-        (None, Some(_), _) => Err("\"limit\" needs \"permits\"".to_owned()),
-        (Some(_), _, Some(_)) => Err("\"permits\" and \"mode\" exclude each other".to_owned()),
-        _ => Ok(()),
-    }
-}
-
-/// One of several keys: its name alone, or an object that says how it is held.
-#[derive(Deserialize, Debug, PartialEq, Eq)]
-#[serde(try_from = "Value")]
-pub(super) struct Want {
-    pub(super) key: String,
-    pub(super) how: WantHow,
-}
-
-/// How one of several keys is held.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum WantHow {
-    Exclusive,
-    Shared,
-    Permits { permits: u32, limit: u32 },
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WantFields {
-    key: String,
-    mode: Option<HoldMode>,
-    permits: Option<u32>,
-    limit: Option<u32>,
-}
-
-impl TryFrom<Value> for Want {
-    type Error = String;
-
-    fn try_from(value: Value) -> Result<Self, String> {
-        if let Value::String(key) = value {
-            return Ok(Self { key, how: WantHow::Exclusive });
-        }
-        let one: WantFields =
-            serde_json::from_value(value).map_err(|error| format!("\"keys\": {error}"))?;
-        check_how(one.permits, one.limit, one.mode)?;
-        let how = match (one.permits, one.limit, one.mode) {
-            (Some(permits), Some(limit), _) => WantHow::Permits { permits, limit },
-            (_, _, Some(HoldMode::Shared)) => WantHow::Shared,
-            _ => WantHow::Exclusive,
-        };
-        Ok(Self { key: one.key, how })
-    }
-}
-
-/// `acquire_all`.
-#[derive(Deserialize, Debug, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-pub(super) struct AcquireAll {
-    pub(super) keys: Vec<Want>,
-    pub(super) wait_ms: Option<u64>,
-    pub(super) value: Option<String>,
-    #[serde(default)]
-    pub(super) yields: bool,
-    #[serde(default)]
-    pub(super) places: bool,
-    pub(super) lock_delay_ms: Option<u64>,
-}
+pub(super) use self::acquire::{Acquire, AcquireAll, AcquireEach, HoldMode, WantHow};
+use self::member::member_change;
 
 /// `release_all`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
@@ -292,46 +182,6 @@ pub(super) struct TransferLeader {
     pub(super) to: Option<NonZeroU64>,
 }
 
-/// `member_add`.
-#[derive(Deserialize, Debug, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-struct MemberAdd {
-    node: NonZeroU64,
-    peer: String,
-    #[serde(default)]
-    client: String,
-}
-
-/// `member_remove`.
-#[derive(Deserialize, Debug, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-struct MemberRemove {
-    node: NonZeroU64,
-}
-
-/// `member_replace`.
-#[derive(Deserialize, Debug, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-struct MemberReplace {
-    old: NonZeroU64,
-    node: NonZeroU64,
-    peer: String,
-    #[serde(default)]
-    client: String,
-}
-
-/// `member_abort`.
-#[derive(Deserialize, Debug, PartialEq, Eq)]
-#[serde(deny_unknown_fields)]
-struct MemberAbort {
-    operation: u64,
-}
-
-/// A new node, from its fields.
-fn new_member(node: NonZeroU64, peer_addr: String, client_addr: String) -> NewMember {
-    NewMember { node: NodeId(node.get()), peer_addr, client_addr }
-}
-
 /// `set_limit`.
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -482,28 +332,6 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
     })
 }
 
-fn member_change(op: &str, fields: Map<String, Value>) -> Result<MemberChange, String> {
-    Ok(match op {
-        "member_add" => {
-            let MemberAdd { node, peer, client } = read(fields)?;
-            MemberChange::Add(new_member(node, peer, client))
-        }
-        "member_remove" => {
-            let MemberRemove { node } = read(fields)?;
-            MemberChange::Remove { node: NodeId(node.get()) }
-        }
-        "member_replace" => {
-            let MemberReplace { old, node, peer, client } = read(fields)?;
-            let new = new_member(node, peer, client);
-            MemberChange::Replace { old: NodeId(old.get()), new }
-        }
-        _ => {
-            let MemberAbort { operation } = read(fields)?;
-            MemberChange::Abort { operation }
-        }
-    })
-}
-
 fn read<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, String> {
     serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())
 }
@@ -512,6 +340,7 @@ fn read<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, String> {
 mod tests {
     use serde_json::json;
 
+    use super::acquire::Want;
     use super::*;
 
     #[test]
