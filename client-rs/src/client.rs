@@ -308,9 +308,20 @@ impl Client {
 
     /// Live leases of all shards, `limit` at most.
     pub async fn sessions(&self, limit: usize) -> Result<Vec<(ShardId, SessionInfo)>, CallError> {
+        self.sessions_after(ShardId(0), LeaseId(0), limit).await
+    }
+
+    /// As `sessions`, of the leases above `after` in `shard` and of all later shards: where a former
+    /// listing ended.
+    pub async fn sessions_after(
+        &self,
+        shard: ShardId,
+        after: LeaseId,
+        limit: usize,
+    ) -> Result<Vec<(ShardId, SessionInfo)>, CallError> {
         let mut found = Vec::new();
-        for shard in (0..self.inner.shards).map(ShardId) {
-            let mut after = LeaseId(0);
+        let mut after = after;
+        for shard in (shard.0..self.inner.shards).map(ShardId) {
             while found.len() < limit {
                 let want = (limit - found.len()).min(PAGE_LEN_MAX as usize) as u32;
                 let page = self.sessions_page(shard, after, want).await?;
@@ -321,6 +332,7 @@ impl Client {
                     _ => break,
                 }
             }
+            after = LeaseId(0);
         }
         Ok(found)
     }

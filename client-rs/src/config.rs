@@ -117,7 +117,8 @@ pub fn parse_endpoints(list: &str) -> Result<Vec<String>, ConfigError> {
     Ok(endpoints)
 }
 
-fn check_endpoint(endpoint: &str) -> Result<(), &'static str> {
+/// That it is `HOST:PORT`; else what is wrong with it.
+pub(crate) fn check_endpoint(endpoint: &str) -> Result<(), &'static str> {
     if endpoint.is_empty() {
         return Err("the item is empty");
     }

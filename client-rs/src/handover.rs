@@ -64,15 +64,23 @@ impl Handover {
         let numbers = [lease.0, number.0, token.0, floor.0, u64::from(mode.0), u64::from(*ttl_ms)];
         let numbers = numbers.map(|number| number.to_string()).join(".");
         let bytes = [&self.cluster.0[..], &secret.0[..], key].map(hex).join(".");
-        format!("{FORM}.{numbers}.{bytes}")
+        seal(&format!("{FORM}.{numbers}.{bytes}"))
     }
+}
+
+/// With a checksum at the end: a text that was cut or changed is not believed.
+fn seal(text: &str) -> String {
+    format!("{text}.{:08x}", crc32c::crc32c(text.as_bytes()))
 }
 
 impl FromStr for Handover {
     type Err = Failure;
 
     fn from_str(text: &str) -> Result<Self, Failure> {
-        let parts: Vec<&str> = text.trim().split('.').collect();
+        let text = text.trim();
+        let sealed = text.rsplit_once('.').filter(|(said, _)| seal(said) == text);
+        let (said, _) = sealed.ok_or_else(|| misread("its checksum is not that of the rest"))?;
+        let parts: Vec<&str> = said.split('.').collect();
         let [FORM, lease, number, token, floor, mode, ttl_ms, cluster, secret, key] = parts[..]
         else {
             return Err(misread("it does not have the form that this version writes"));
@@ -172,8 +180,18 @@ mod tests {
     #[test]
     fn a_text_that_was_cut_or_changed_is_refused_with_what_is_wrong() {
         let text = handover().to_text();
+        for changed in [
+            String::new(),
+            text.replace(".60000.", ".60001."),
+            text.rsplit_once('.').expect("parts").0.to_owned(),
+            text[..text.len() - 1].to_owned(),
+        ] {
+            let failure = changed.parse::<Handover>().expect_err("refused");
+            assert_eq!(failure.code, ErrorCode::MALFORMED);
+            assert!(failure.message.contains("checksum"), "{changed}: {}", failure.message);
+        }
+        let text = text.rsplit_once('.').expect("a checksum").0;
         for (bad, why) in [
-            (String::new(), "form"),
             (text.replace("handover-1", "handover-2"), "form"),
             (text.rsplit_once('.').expect("parts").0.to_owned(), "form"),
             (text.replace(".60000.", ".-1."), "TTL"),
@@ -182,7 +200,7 @@ mod tests {
             (text.replacen("abab", "zzab", 1), "secret is not in hexadecimal"),
             (text[..text.len() - 1].to_owned(), "key is not in hexadecimal"),
         ] {
-            let failure = bad.parse::<Handover>().expect_err("refused");
+            let failure = seal(&bad).parse::<Handover>().expect_err("refused");
             assert_eq!(failure.code, ErrorCode::MALFORMED);
             assert!(failure.message.contains(why), "{bad}: {}", failure.message);
         }

@@ -1,5 +1,6 @@
 //! The cluster's membership: read and changed by operators.
 
+use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{NodeId, ShardId};
 use leasehold_protocol::member::{
     MemberChange, MemberChangeReply, MemberChangeRequest, MembersReply, MembersRequest,
@@ -8,7 +9,8 @@ use leasehold_protocol::reply::{Reply, Role};
 use leasehold_protocol::request::Request;
 
 use crate::client::{Client, misfit};
-use crate::error::CallError;
+use crate::config::check_endpoint;
+use crate::error::{CallError, Failure};
 
 /// Shard 0 keeps the member table.
 const TABLE: Option<ShardId> = Some(ShardId(0));
@@ -26,6 +28,13 @@ impl Client {
     /// goes on by itself; `members` tells how far it is. The number is 0 if the reply was lost, and
     /// the member table shows that the change was made and is over.
     pub async fn change_members(&self, change: MemberChange) -> Result<u64, CallError> {
+        if let MemberChange::Add(new) | MemberChange::Replace { new, .. } = &change {
+            check_address("peer", &new.peer_addr)?;
+            // Without one, the node's own word counts.
+            if !new.client_addr.is_empty() {
+                check_address("client", &new.client_addr)?;
+            }
+        }
         let request = Request::MemberChange(MemberChangeRequest { change, timeout_ms: 0 });
         match self.inner.call(TABLE, request).await? {
             Reply::MemberChanged(MemberChangeReply { operation }) => Ok(operation),
@@ -60,6 +69,13 @@ impl Client {
         }
         Ok(done)
     }
+}
+
+fn check_address(what: &str, addr: &str) -> Result<(), Failure> {
+    check_endpoint(addr).map_err(|why| {
+        let text = format!("the {what} address {addr:?} is not HOST:PORT: {why}");
+        Failure::new(ErrorCode::MALFORMED, text)
+    })
 }
 
 /// What `Client::spread_leaders` did.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use leasehold_protocol::error::ErrorCode;
 use leasehold_protocol::ids::{Mode, Token};
+use leasehold_protocol::shard::check_key;
 
 use crate::clock::BootTime;
 use crate::core::{Further, HoldState, LossCause};
@@ -242,13 +243,21 @@ impl LockEachRequest {
         if self.keys.is_empty() {
             return Err(no_key().into());
         }
-        if self.keys.windows(2).any(|pair| pair[0] == pair[1]) {
-            return Err(Failure::of(ErrorCode::DUPLICATE_KEY).into());
+        let name = |key: &[u8]| String::from_utf8_lossy(key).into_owned();
+        let twice = self.keys.iter().zip(&self.keys[1..]).find(|(one, next)| one == next);
+        if let Some((key, _)) = twice {
+            let text = format!("{}: {}", name(key), ErrorCode::DUPLICATE_KEY.text());
+            return Err(Failure::new(ErrorCode::DUPLICATE_KEY, text).into());
+        }
+        // Before any is taken.
+        for key in &self.keys {
+            check_key(key)
+                .map_err(|code| Failure::new(code, format!("{:?}: {}", name(key), code.text())))?;
         }
         let until = self.wait.map(|wait| BootTime::now().after(wait));
         let mut guards: Vec<Guard> = Vec::with_capacity(self.keys.len());
         for key in self.keys {
-            let name = String::from_utf8_lossy(&key).into_owned();
+            let name = name(&key);
             let left = until.map(|until| until.since(BootTime::now()));
             let request = self.session.lock(key).value(self.value.clone()).lock_delay(self.delay);
             let granted = waiting(request, left).acquire().await;

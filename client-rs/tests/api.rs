@@ -6,8 +6,8 @@ mod support;
 use std::time::Duration;
 
 use leasehold::{
-    AcquireError, ChangeError, Client, Config, ConnectError, ErrorCode, Freshness, HoldState,
-    LossCause, Mode, Observed, Session, Token, Yields,
+    AcquireError, ChangeError, Client, ClusterId, Config, ConnectError, ErrorCode, Freshness,
+    HoldState, LossCause, Mode, Observed, Session, Token, Yields,
 };
 
 use self::support::eventually;
@@ -234,12 +234,10 @@ async fn a_hold_with_its_own_lease_goes_from_one_client_to_another_under_its_tok
     // What ended is not taken over, nor is another cluster's.
     let error = second.take_over(&handover).await.expect_err("it was given back");
     assert!(matches!(error, AcquireError::Lost(_)), "{error:?}");
-    let mut parts: Vec<&str> = text.split('.').collect();
-    let cluster = parts.iter().position(|part| part.len() == 32).expect("the cluster's id");
-    let other = "0".repeat(32);
-    parts[cluster] = &other;
-    let foreign = parts.join(".").parse().expect("sound");
-    let error = second.take_over(&foreign).await.expect_err("another cluster");
+    let other = TestServer::start();
+    other.with(|authority| authority.cluster = ClusterId([8; 16]));
+    let foreign = client(&other).await;
+    let error = foreign.take_over(&handover).await.expect_err("another cluster");
     assert_eq!(error.failure().code, ErrorCode::WRONG_CLUSTER);
 }
 

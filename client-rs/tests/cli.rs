@@ -1020,6 +1020,95 @@ fn several_keys_are_held_in_several_ways() {
 }
 
 #[test]
+fn a_pipe_keeps_several_holds_of_a_key_that_have_leases_of_their_own() {
+    let server = TestServer::start();
+    let mut pipe = Pipe::start(&server, &[]);
+    let mut tokens = Vec::new();
+    for id in 1..=2 {
+        pipe.send(&json!({
+            "id": id, "op": "acquire", "key": "s", "permits": 1, "limit": 2, "ttl_ms": 30_000,
+        }));
+        let granted = pipe.reply(id);
+        assert_eq!(granted["slots"], json!([id - 1]), "{granted}");
+        tokens.push(granted["token"].clone());
+    }
+    assert_eq!(server.tokens("s").len(), 2, "the first is not given back");
+    pipe.send(&json!({"id": 3, "op": "remaining", "key": "s"}));
+    assert_eq!(pipe.reply(3)["token"], tokens[1], "the newest, without a token");
+    for (id, token) in (4..).zip(&tokens) {
+        pipe.send(&json!({"id": id, "op": "renew", "key": "s", "token": token}));
+        assert_eq!(pipe.reply(id)["ok"], true);
+    }
+    pipe.send(&json!({"id": 6, "op": "release", "key": "s", "token": tokens[0]}));
+    assert_eq!(pipe.reply(6)["ok"], true);
+    assert_eq!(server.tokens("s"), [tokens[1].as_u64().expect("a number")]);
+    pipe.end();
+    assert!(server.tokens("s").is_empty(), "the end gives the other back");
+}
+
+#[test]
+fn pipe_says_what_is_wrong_with_what_it_is_told() {
+    let server = TestServer::start();
+    let mut pipe = Pipe::start(&server, &[]);
+    pipe.send(&json!({"id": 1, "op": "acquire_all", "keys": ["a", "b"]}));
+    let token = pipe.reply(1)["token"].clone();
+    pipe.send(&json!({"id": 2, "op": "remaining", "key": "a"}));
+    let remaining = pipe.reply(2);
+    assert_eq!((&remaining["state"], &remaining["token"]), (&json!("held"), &token));
+    let long = "k".repeat(600);
+    let orders = [
+        (json!({"op": "release", "key": "a"}), "bad_combination", "release_all"),
+        (json!({"op": "acquire", "key": "k", "permits": -1}), "malformed", "\"permits\""),
+        (json!({"op": "acquire_all", "keys": [5]}), "malformed", "an object"),
+        (json!({"op": "acquire_each", "keys": ["x", long]}), "key_too_long", "kkk"),
+        (json!({"op": "acquire_each", "keys": ["x", "x"]}), "duplicate_key", "x: "),
+        (json!({"op": "ls", "limit": 1001}), "malformed", "1 to 1000"),
+        (json!({"op": "sessions", "limit": 1001}), "malformed", "1 to 1000"),
+        (
+            json!({"op": "member_add", "node": 9, "peer": "h:1", "client": "bad address"}),
+            "malformed",
+            "bad address",
+        ),
+        (json!({"op": "member_add", "node": 9, "peer": "junk"}), "malformed", "junk"),
+    ];
+    for (id, (mut order, error, word)) in (3..).zip(orders) {
+        order["id"] = id.into();
+        pipe.send(&order);
+        let refused = pipe.reply(id);
+        assert_eq!(refused["error"], error, "{order}: {refused}");
+        assert!(refused["message"].as_str().expect("text").contains(word), "{refused}");
+    }
+    assert_eq!((server.tokens("x"), server.tokens("k")), (vec![], vec![]));
+    pipe.send(&json!({"id": 20, "op": "get", "key": "x"}));
+    assert!(pipe.reply(20).get("last_end").is_none(), "nothing was granted on the way");
+    pipe.send(&json!({"id": 21, "op": "acquire", "key": "f"}));
+    assert_eq!(pipe.reply(21)["ok"], true);
+    let output = run(&server, &["force-release", "f", "--reason", "stuck", "--now"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    pipe.send(&json!({"id": 22, "op": "release", "key": "f"}));
+    let over = pipe.reply(22);
+    assert!(over["message"].as_str().expect("text").contains("had ended before"), "{over}");
+    let mut other = Pipe::start(&server, &[]);
+    other.send(&json!({"id": 1, "op": "acquire_each", "keys": ["0", "a"], "yields": true}));
+    eventually("it waits", || server.waiters("a") == 1);
+    other.send(&json!({"id": 2, "op": "cancel", "target": 1}));
+    assert_eq!(other.reply(1)["error"], "cancelled");
+    assert_eq!(other.reply(2)["ok"], true);
+    eventually("all was given back", || server.tokens("0").is_empty() && server.waiters("a") == 0);
+    other.send(&json!({"id": 3, "op": "acquire_each", "keys": ["0"], "yields": true}));
+    assert_eq!(other.reply(3)["ok"], true);
+    assert_eq!(run(&server, &["yield", "0", "--reason", "a deploy"]).status.code(), Some(0));
+    assert_eq!(other.event("yield")["key"], "0");
+    let all = json(&run(&server, &["sessions", "--json"]));
+    let first = all[0]["lease"].to_string();
+    let rest = json(&run(&server, &["sessions", "--json", "--after", &first]));
+    let len = |list: &Value| list.as_array().expect("a list").len();
+    assert_eq!((len(&all), len(&rest)), (2, 1), "{all}");
+    pipe.end();
+    other.end();
+}
+
+#[test]
 fn observe_and_pipe_follow_an_election() {
     let server = TestServer::start();
     let mut observer = program(&server)

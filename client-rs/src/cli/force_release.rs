@@ -64,6 +64,9 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
     Ok(ExitCode::SUCCESS)
 }
 
+/// Tokens that are named, of more holders.
+const TOKENS_SHOWN: usize = 8;
+
 /// The token of the only holder; `option` is how another is named.
 pub(super) fn present_token(read: &KeyRead, option: &str) -> Result<Token, CliError> {
     match read.info.holders.as_slice() {
@@ -73,10 +76,13 @@ pub(super) fn present_token(read: &KeyRead, option: &str) -> Result<Token, CliEr
         }
         [holder] => Ok(holder.token),
         several => {
-            let tokens: Vec<_> = several.iter().map(|holder| holder.token.to_string()).collect();
+            let shown = several.iter().take(TOKENS_SHOWN);
+            let tokens: Vec<_> = shown.map(|holder| holder.token.to_string()).collect();
+            let more = read.info.holders_total as usize - tokens.len();
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            let (key, tokens) = (&read.info.key, tokens.join(", "));
             Err(CliError::Usage(format!(
-                "several hold it; choose with {option}: {}",
-                tokens.join(", ")
+                "several hold {key}; choose with {option}: {tokens}{more}"
             )))
         }
     }

@@ -80,8 +80,14 @@ pub(super) fn show(read: &KeyRead) -> Result<(), CliError> {
 /// Says that more hold the key than are shown, and how to go on.
 pub(super) fn holders_cut(info: &KeyInfo) -> Option<String> {
     let (shown, total) = (info.holders.len(), info.holders_total);
-    let last = info.holders.last().filter(|_| shown < total as usize)?;
-    Some(format!("shown are {shown} of {total} holders; the next: --holders-after {}", last.lease))
+    if shown == total as usize {
+        return None;
+    }
+    let text = format!("shown are {shown} of {total} holders");
+    Some(match info.holders.last() {
+        Some(last) => format!("{text}; the next: --holders-after {}", last.lease),
+        None => text,
+    })
 }
 
 /// Nothing for an exclusive hold, the usual one.

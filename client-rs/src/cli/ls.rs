@@ -18,8 +18,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "KEY", default_value = "")]
     after: String,
     /// At most this many keys
-    #[arg(long, default_value_t = 1000)]
-    limit: usize,
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
     /// Takes what the asked node knows, even if it lags, and says how old that is at most
     #[arg(long)]
     stale: bool,
@@ -29,7 +29,7 @@ pub(super) async fn run(options: &Options, args: Args) -> Result<ExitCode, CliEr
     let client = options.connect().await?;
     let freshness = if args.stale { Freshness::Stale } else { Freshness::Linearizable };
     let (prefix, after) = (args.prefix.as_bytes(), args.after.as_bytes());
-    let listing = client.list_after(prefix, after, args.limit, freshness).await?;
+    let listing = client.list_after(prefix, after, args.limit as usize, freshness).await?;
     let keys = listing.keys;
     if options.json {
         say(&keys.iter().map(json::key).collect::<serde_json::Value>().to_string())?;

@@ -122,6 +122,11 @@ impl Op {
         }
     }
 
+    /// It does not wait.
+    pub(super) fn tries_once(&self) -> bool {
+        self.wait == Wait::Try
+    }
+
     /// All its keys.
     pub(super) fn keys(&self) -> Vec<Vec<u8>> {
         let further = self.more.iter().map(|further| further.key.clone());
@@ -327,16 +332,16 @@ impl Core {
 
     /// The end of a wait, the deadline of an acquire or of a release.
     pub(super) fn op_due(&mut self, id: OpId) {
-        let Some(op) = self.ops.get_mut(&id) else { return };
+        let Some(op) = self.ops.get(&id) else { return };
         if op.release.is_some() {
             return self.release_due(id);
         }
-        if self.now >= op.deadline {
+        if self.now >= op.deadline || self.is_kept_out(op.exchange) {
             let verdict = self.acquire_verdict(id);
             self.give_up(id, Some(verdict));
             return;
         }
-        op.timed = true;
+        self.ops.get_mut(&id).expect("just looked up").timed = true;
         self.arm_op(id);
         if self.ops[&id].number.is_some() {
             self.start_cancel(id, false);
@@ -347,7 +352,11 @@ impl Core {
     fn acquire_verdict(&self, id: OpId) -> Failure {
         let op = &self.ops[&id];
         if op.number.is_some() {
-            return Failure::of(ErrorCode::DEADLINE);
+            return match op.exchange {
+                // Refused whenever it was tried: it has not happened.
+                exchange @ Some(_) => self.verdict(exchange),
+                None => Failure::of(ErrorCode::DEADLINE),
+            };
         }
         let lease = self.leases.get(&op.lease);
         let opening = lease.and_then(|lease| lease.opening);

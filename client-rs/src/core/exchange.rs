@@ -463,6 +463,9 @@ impl Core {
             self.acquire_kept_out(id, pause);
         }
         self.set_state(id, State::Resting, self.now.after(pause));
+        if self.is_kept_out(Some(id)) && self.tries_once(id) {
+            self.finish(id, Err(why), self.now);
+        }
     }
 
     /// Nothing is granted yet, which says that the cluster lives: an acquire without a limit goes on.
@@ -470,6 +473,16 @@ impl Core {
         if let Some(Exchange { owner: Owner::Acquire(op), .. }) = self.exchanges.get(&id) {
             self.wait_out(*op, pause);
         }
+    }
+
+    /// It is an acquire that does not wait.
+    fn tries_once(&self, id: ExchangeId) -> bool {
+        matches!(self.exchanges[&id].owner, Owner::Acquire(op) if self.ops[&op].tries_once())
+    }
+
+    /// It was refused because nothing is granted yet, and nothing else can have become of it.
+    pub(super) fn is_kept_out(&self, id: Option<ExchangeId>) -> bool {
+        self.verdict(id).code == ErrorCode::QUARANTINED
     }
 
     /// The pause after a failed attempt. Short while a cluster may just be choosing a leader, long

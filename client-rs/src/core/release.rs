@@ -214,6 +214,13 @@ impl Core {
         let dead = matches!(failure.code, ErrorCode::LEASE_DEAD | ErrorCode::BAD_SECRET);
         let over =
             dead || matches!(failure.code, ErrorCode::NOT_OWNER | ErrorCode::NUMBER_BELOW_FLOOR);
+        // An acquire's numbers are forgotten with its hold: which of them it was helps nobody.
+        let failure = match failure.code {
+            ErrorCode::NUMBER_BELOW_FLOOR => {
+                Failure::new(ErrorCode::NOT_OWNER, "the hold had ended before")
+            }
+            _ => failure,
+        };
         // The hold is over. If an earlier attempt may have done it, it has.
         let done = over && retried && (own.is_some() || !dead);
         self.release_done(id, if done { Ok(()) } else { Err(failure) });

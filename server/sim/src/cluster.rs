@@ -79,6 +79,13 @@ impl Machine {
         self.wiped.get()
     }
 
+    /// Its disk is empty, and of the nodes that it looks for none is a member any more: nobody tells
+    /// it what has become of it.
+    pub(crate) fn knows_nobody(&self, voters: &BTreeSet<u64>) -> bool {
+        let gone = |node: &u64| *node == self.node || !voters.contains(node);
+        self.is_wiped() && self.looks_for.iter().all(gone)
+    }
+
     /// Its directory says that the node was removed.
     pub(crate) fn is_removed(&self) -> bool {
         self.removed.get()
@@ -401,7 +408,9 @@ impl Cluster {
             })
         };
         let leaves = |node: &u64| {
-            self.machine(*node).running().is_none_or(|running| running.front.is_removed())
+            let machine = self.machine(*node);
+            machine.running().is_none_or(|running| running.front.is_removed())
+                || machine.knows_nobody(&newest.voters)
         };
         newest.operation.is_none()
             && self.members().iter().all(knows)

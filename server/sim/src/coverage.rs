@@ -100,6 +100,9 @@ pub(crate) enum Seen {
     NobodyRefused,
     /// An operator moved leaders, so that each node leads as many shards.
     LeadersSpread,
+    /// A removed node whose disk was lost waits for nodes that are no members any more; nobody tells
+    /// it that it was removed.
+    KnowsNobody,
     /// A node that was removed refused what it was asked.
     RemovedRefuses,
     /// A backup was taken while clients worked, and is sound.

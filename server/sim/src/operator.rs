@@ -485,6 +485,9 @@ impl Operator {
         let machine = self.cluster.machine(node);
         let Some(running) = machine.running() else { return };
         let shard = ShardId(0);
+        if !running.front.is_removed() && machine.knows_nobody(&self.cluster.voters()) {
+            return self.cluster.coverage.count(Seen::KnowsNobody);
+        }
         if !running.front.is_removed() {
             let what = format!("node {node} was removed and does not know it");
             return self.cluster.violations.add("members", &what);

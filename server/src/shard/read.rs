@@ -162,6 +162,9 @@ impl<E: Env> Shard<E> {
             if target.is_some_and(|node| !shard.group.members().contains_key(&node)) {
                 return to.error(ErrorCode::NO_SUCH_NODE, NodeId(0));
             }
+            if target == Some(shard.leader()) {
+                return to.send(&Reply::Transferred);
+            }
             let moved = shard.group.transfer(target);
             match E::Rt::timeout(Self::timeout(request.timeout_ms), moved).await {
                 Ok(Ok(_)) => to.send(&Reply::Transferred),

@@ -42,8 +42,9 @@ pub(super) async fn answer(client: &Client, ask: Ask) -> Result<Value, CliError>
         }
         Ask::Ls(ls) => list(client, &ls).await?,
         Ask::Sessions(of) => {
-            let limit = page(of.limit);
-            let mut found = client.sessions(limit + 1).await?;
+            let limit = page(of.limit)?;
+            let mut found =
+                client.sessions_after(ShardId(of.shard), LeaseId(of.after), limit + 1).await?;
             let more = found.len() > limit;
             found.truncate(limit);
             let found = found.iter().map(|(shard, session)| json::session(*shard, session));
@@ -60,8 +61,13 @@ pub(super) async fn answer(client: &Client, ask: Ask) -> Result<Value, CliError>
 }
 
 /// How many are wanted; as many as there may be, unless fewer are asked for.
-fn page(limit: Option<NonZeroU32>) -> usize {
-    limit.map_or(PAGE_MAX, |limit| limit.get().min(PAGE_MAX)) as usize
+fn page(limit: Option<NonZeroU32>) -> Result<usize, CliError> {
+    let limit = limit.map_or(PAGE_MAX, NonZeroU32::get);
+    if limit > PAGE_MAX {
+        let text = format!("\"limit\" is {limit}: it is from 1 to {PAGE_MAX}");
+        return Err(CliError::Failed(Failure::new(ErrorCode::MALFORMED, text)));
+    }
+    Ok(limit as usize)
 }
 
 const fn freshness(stale: bool) -> Freshness {
@@ -70,7 +76,7 @@ const fn freshness(stale: bool) -> Freshness {
 
 async fn list(client: &Client, ls: &Ls) -> Result<Value, CliError> {
     let (prefix, after) = (ls.prefix.as_bytes(), ls.after.as_bytes());
-    let found = client.list_after(prefix, after, page(ls.limit), freshness(ls.stale)).await?;
+    let found = client.list_after(prefix, after, page(ls.limit)?, freshness(ls.stale)).await?;
     let keys = found.keys.iter().map(json::key).collect::<Value>();
     Ok(json!({ "ok": true, "keys": keys, "more": found.more }))
 }

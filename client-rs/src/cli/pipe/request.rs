@@ -154,6 +154,10 @@ pub(super) struct Ls {
 #[derive(Deserialize, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Sessions {
+    #[serde(default)]
+    pub(super) shard: u32,
+    #[serde(default)]
+    pub(super) after: u64,
     pub(super) limit: Option<NonZeroU32>,
 }
 
@@ -333,7 +337,12 @@ fn parse_op(op: &str, fields: Map<String, Value>) -> Result<Op, String> {
 }
 
 fn read<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, String> {
-    serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())
+    serde_path_to_error::deserialize(Value::Object(fields)).map_err(|error| {
+        match error.path().to_string().as_str() {
+            "." => error.inner().to_string(),
+            path => format!("{path:?}: {}", error.inner()),
+        }
+    })
 }
 
 #[cfg(test)]

@@ -34,7 +34,8 @@ enum Done {
     Reply(Value),
     Granted(Granted),
     GrantedAll(GrantedAll),
-    GrantedEach(Vec<Guard>),
+    /// And whether requests to yield are to be told.
+    GrantedEach(Vec<Guard>, bool),
     /// The number of a change of the membership that was begun.
     Changing(u64),
 }
@@ -47,6 +48,8 @@ enum Kind {
     Plain,
     /// It waits in a queue.
     Acquire(Ticket),
+    /// It waits in one queue after the other.
+    AcquireEach,
     /// It tells until it is cancelled.
     Watch,
 }
@@ -279,7 +282,9 @@ impl Pipe {
     async fn cancel(&mut self, id: &Value, target: &Value) {
         let name = target.to_string();
         match self.open.get(&name) {
-            Some((_, handle, Kind::Acquire(_) | Kind::Watch)) if !handle.is_finished() => {
+            Some((_, handle, Kind::Acquire(_) | Kind::AcquireEach | Kind::Watch))
+                if !handle.is_finished() =>
+            {
                 handle.abort();
                 let (target, ..) = self.open.remove(&name).expect("just looked up");
                 self.refuse(&target, &Failure::of(ErrorCode::CANCELLED)).await;
@@ -301,7 +306,7 @@ impl Pipe {
             }
             Done::Granted(granted) => self.granted(&id, granted).await,
             Done::GrantedAll(granted) => self.granted_all(&id, granted).await,
-            Done::GrantedEach(guards) => self.granted_each(&id, guards).await,
+            Done::GrantedEach(guards, yields) => self.granted_each(&id, guards, yields).await,
         }
     }
 

@@ -465,3 +465,34 @@ fn an_acquire_without_a_limit_outwaits_a_restored_cluster_and_no_other_silence()
     rig.advance(ms(13_000));
     assert_eq!(rig.acquired(op).expect_err("no answer").code, ErrorCode::DEADLINE);
 }
+
+#[test]
+fn an_acquire_with_a_limit_says_that_a_restored_cluster_grants_nothing_yet() {
+    let mut rig = Rig::new();
+    let session = rig.session();
+    let quarantined = || {
+        let (code, message) = (ErrorCode::QUARANTINED, "in 7 s".to_owned());
+        Reply::Error(ErrorReply { code, message, leader: NodeId(0), retry_after_ms: 1_000 })
+    };
+    let tries = rig.acquire(session, "k", Wait::Try);
+    rig.opened();
+    let sent = rig.take_acquire();
+    rig.answer(&sent, &quarantined());
+    let failure = rig.acquired(tries).expect_err("nothing is granted");
+    assert_eq!((failure.code, failure.message.as_str()), (ErrorCode::QUARANTINED, "in 7 s"));
+    let waits = rig.acquire(session, "k", Wait::For(ms(1_500)));
+    for _ in 0..2 {
+        let sent = rig.take_acquire();
+        rig.answer(&sent, &quarantined());
+        rig.advance(ms(1_100));
+    }
+    assert_eq!(rig.acquired(waits).expect_err("still not").code, ErrorCode::QUARANTINED);
+    // An attempt that may have been granted is no such refusal.
+    let doubtful = rig.acquire(session, "k", Wait::Try);
+    let sent = rig.take_acquire();
+    rig.error(&sent, ErrorCode::DEADLINE, 0);
+    rig.advance(ms(100));
+    let sent = rig.take_acquire();
+    rig.answer(&sent, &quarantined());
+    assert!(rig.try_acquired(doubtful).is_none(), "it is asked again");
+}

@@ -55,7 +55,7 @@ pub(in super::super) enum WantHow {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(deny_unknown_fields, expecting = "a key, or an object with one")]
 struct WantFields {
     key: String,
     mode: Option<HoldMode>,
@@ -70,8 +70,7 @@ impl TryFrom<Value> for Want {
         if let Value::String(key) = value {
             return Ok(Self { key, how: WantHow::Exclusive });
         }
-        let one: WantFields =
-            serde_json::from_value(value).map_err(|error| format!("\"keys\": {error}"))?;
+        let one: WantFields = serde_json::from_value(value).map_err(|error| error.to_string())?;
         check_how(one.permits, one.limit, one.mode)?;
         let how = match (one.permits, one.limit, one.mode) {
             (Some(permits), Some(limit), _) => WantHow::Permits { permits, limit },
@@ -103,6 +102,8 @@ pub(in super::super) struct AcquireEach {
     pub(in super::super) keys: Vec<String>,
     pub(in super::super) wait_ms: Option<u64>,
     pub(in super::super) value: Option<String>,
+    #[serde(default)]
+    pub(in super::super) yields: bool,
     pub(in super::super) lock_delay_ms: Option<u64>,
 }
 

@@ -10,7 +10,7 @@ use super::super::super::exit::failure_json;
 use super::super::super::json;
 use super::super::news::{deaf, tell_changes, tell_yields};
 use super::super::request::{Acquire, AcquireAll, AcquireEach, HoldMode, WantHow};
-use super::{Done, Pipe};
+use super::{Done, Kind, Pipe};
 
 /// How often the place of an acquire is looked at whose requester wants to know.
 const PLACES_EVERY: Duration = Duration::from_millis(500);
@@ -126,9 +126,9 @@ impl Pipe {
         if let Some(delay_ms) = acquire.lock_delay_ms {
             request = request.lock_delay(Duration::from_millis(delay_ms));
         }
-        self.spawn(id, None, async move {
+        self.spawn_as(id, Kind::AcquireEach, async move {
             match request.acquire().await {
-                Ok(guards) => Done::GrantedEach(guards),
+                Ok(guards) => Done::GrantedEach(guards, acquire.yields),
                 Err(error) => Done::Reply(failure_json(error.failure())),
             }
         });
@@ -174,15 +174,20 @@ impl Pipe {
     fn keep(&mut self, guard: Guard) {
         let key = guard.key().to_owned();
         let entries = self.holds.entry(key.clone()).or_default();
-        entries.retain(|entry| entry.token() == guard.token());
-        // The first entry is the last to be given back: it tells for all.
-        if entries.is_empty() {
+        // Those that were lost have been told of.
+        entries.retain(|entry| !matches!(entry.state(), HoldState::Lost(_)));
+        // The first entry of a hold is the last to be given back: it tells for all.
+        if entries.iter().all(|entry| entry.token() != guard.token()) {
             tokio::spawn(tell_changes(key, guard.watch(), self.out.clone()));
         }
         entries.push(guard);
     }
 
-    pub(super) async fn granted_each(&mut self, id: &Value, guards: Vec<Guard>) {
+    pub(super) async fn granted_each(&mut self, id: &Value, guards: Vec<Guard>, yields: bool) {
+        let asked: Option<Result<Vec<_>, _>> =
+            yields.then(|| guards.iter().map(Guard::yields).collect());
+        let holds = guards.iter().map(|guard| (guard.key().to_owned(), guard.token().0));
+        let holds: Vec<_> = holds.collect();
         let each = guards.iter().map(|guard| {
             let remaining_ms = guard.remaining().as_millis() as u64;
             json!({ "key": guard.key(), "token": guard.token().0, "remaining_ms": remaining_ms })
@@ -192,6 +197,9 @@ impl Pipe {
             self.keep(guard);
         }
         self.reply(id, reply).await;
+        if let Some(asked) = asked {
+            self.hear_yields(holds, asked).await;
+        }
     }
 
     pub(super) async fn granted_all(&mut self, id: &Value, granted: GrantedAll) {

@@ -1,6 +1,8 @@
 //! What `pipe` does with the holds that it has.
 
-use leasehold::{ChangeError, ErrorCode, Failure, Guard, HoldState};
+use std::time::Duration;
+
+use leasehold::{ChangeError, ErrorCode, Failure, Guard, HoldState, MultiGuard, Token};
 use serde_json::{Value, json};
 
 use super::super::super::exit::failure_json;
@@ -10,21 +12,40 @@ use super::acquire::Granted;
 use super::{BoxFuture, Done, Pipe};
 
 impl Pipe {
-    /// The hold that a request means.
+    /// The hold that a request means: the newest of the key, or of this token.
     fn hold(&self, of: &OfHold) -> Result<&Guard, Failure> {
-        let present = self.holds.get(&of.key).and_then(|entries| entries.last());
-        let meant = present.filter(|guard| of.token.is_none_or(|token| token == guard.token().0));
-        meant.ok_or_else(|| Failure {
-            token: present.map_or_else(Default::default, Guard::token),
-            ..Failure::of(ErrorCode::NOT_OWNER)
+        self.place_of(of).map(|at| &self.holds[&of.key][at])
+    }
+
+    fn place_of(&self, of: &OfHold) -> Result<usize, Failure> {
+        let entries = self.holds.get(&of.key).map_or(&[][..], Vec::as_slice);
+        let meant = |guard: &Guard| of.token.is_none_or(|token| token == guard.token().0);
+        entries.iter().rposition(meant).ok_or_else(|| match entries.last() {
+            None if self.group_of(&of.key).is_some() => {
+                let text = "it is held together with other keys (acquire_all), and so it is given \
+                            back (release_all)";
+                Failure::new(ErrorCode::BAD_COMBINATION, text)
+            }
+            last => Failure {
+                token: last.map_or_else(Default::default, Guard::token),
+                ..Failure::of(ErrorCode::NOT_OWNER)
+            },
         })
     }
 
+    /// The hold of several keys that this one is of.
+    fn group_of(&self, key: &str) -> Option<(&MultiGuard, Token)> {
+        let token = |group: &MultiGuard| {
+            group.holds().iter().find(|(of, _)| *of == key).map(|(_, token)| *token)
+        };
+        self.groups.values().find_map(|group| token(group).map(|token| (group, token)))
+    }
+
     pub(super) async fn release(&mut self, id: Value, of: &OfHold) {
-        if let Err(failure) = self.hold(of) {
-            return self.refuse(&id, &failure).await;
-        }
-        let guard = self.pop(&of.key);
+        let guard = match self.pop(of) {
+            Ok(guard) => guard,
+            Err(failure) => return self.refuse(&id, &failure).await,
+        };
         self.spawn(id, None, async move {
             let token = guard.token().0;
             match guard.release().await {
@@ -90,31 +111,26 @@ impl Pipe {
     }
 
     pub(super) async fn remaining(&self, id: &Value, of: &OfHold) {
-        match self.hold(of) {
-            Err(failure) => self.refuse(id, &failure).await,
-            Ok(guard) => {
-                let state = match guard.state() {
-                    HoldState::Held => "held",
-                    HoldState::AtRisk { .. } => "at_risk",
-                    _ => "lost",
-                };
-                let remaining_ms = guard.remaining().as_millis() as u64;
-                let token = guard.token().0;
-                let mut reply = json!({
-                    "ok": true, "token": token, "state": state, "remaining_ms": remaining_ms,
-                });
+        let reply = match (self.hold(of), self.group_of(&of.key)) {
+            (Ok(guard), _) => {
+                let mut reply = remaining(guard.token(), guard.state(), guard.remaining());
                 json::put_mode(&mut reply, guard.mode());
-                self.reply(id, reply).await;
+                reply
             }
-        }
+            (_, Some((group, token))) if of.token.is_none_or(|of| of == token.0) => {
+                remaining(token, group.state(), group.remaining())
+            }
+            (Err(failure), _) => return self.refuse(id, &failure).await,
+        };
+        self.reply(id, reply).await;
     }
 
     /// Lets go of a hold for another process to go on with.
     pub(super) async fn hand_over(&mut self, id: &Value, of: &OfHold) {
-        if let Err(failure) = self.hold(of) {
-            return self.refuse(id, &failure).await;
-        }
-        let guard = self.pop(&of.key);
+        let guard = match self.pop(of) {
+            Ok(guard) => guard,
+            Err(failure) => return self.refuse(id, &failure).await,
+        };
         match guard.hand_over() {
             Ok(handover) => {
                 let reply = json!({
@@ -145,13 +161,24 @@ impl Pipe {
         });
     }
 
-    /// The newest entry of a hold that `hold` has found.
-    fn pop(&mut self, key: &str) -> Guard {
-        let entries = self.holds.get_mut(key).expect("just looked up");
-        let guard = entries.pop().expect("just looked up");
+    /// The hold that a request means, which is kept here no more.
+    fn pop(&mut self, of: &OfHold) -> Result<Guard, Failure> {
+        let at = self.place_of(of)?;
+        let entries = self.holds.get_mut(&of.key).expect("just looked up");
+        let guard = entries.remove(at);
         if entries.is_empty() {
-            self.holds.remove(key);
+            self.holds.remove(&of.key);
         }
-        guard
+        Ok(guard)
     }
+}
+
+fn remaining(token: Token, state: HoldState, remaining: Duration) -> Value {
+    let state = match state {
+        HoldState::Held => "held",
+        HoldState::AtRisk { .. } => "at_risk",
+        _ => "lost",
+    };
+    let remaining_ms = remaining.as_millis() as u64;
+    json!({ "ok": true, "token": token.0, "state": state, "remaining_ms": remaining_ms })
 }
