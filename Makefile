@@ -26,6 +26,7 @@ test: build ## Runs all tests.
 verify: ## The gate: format, lints, tests, docs. Changes nothing.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --workspace --all-targets --features leasehold-bench/s3 -- -D warnings
 	$(MAKE) test
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --workspace --no-deps
 

@@ -67,6 +67,11 @@ fn cli(cluster: &Cluster, args: &[&str]) -> Output {
 fn pipe(cluster: &Cluster, requests: &[Value]) -> Vec<Value> {
     let mut command = Command::new(process::binary("leasehold").expect("the command"));
     command.arg("--endpoints").arg(cluster.endpoint_list()).arg("pipe");
+    ask(command, requests)
+}
+
+/// What a `leasehold pipe` that is about to start answers.
+pub(super) fn ask(mut command: Command, requests: &[Value]) -> Vec<Value> {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("started");
     let mut input = child.stdin.take().expect("piped");
     let mut lines = BufReader::new(child.stdout.take().expect("piped")).lines();

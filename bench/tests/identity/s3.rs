@@ -18,10 +18,11 @@ use s3s::dto::{CompleteMultipartUploadInput, UploadPartInput};
 use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s::{S3Request, S3Result, s3_error};
 use s3s_fs::FileSystem;
+use serde_json::json;
 use tokio::net::TcpListener;
 
 use super::backup::{
-    FAILED, USAGE, alone, damage, expect, output, replacement, restoring, session,
+    FAILED, USAGE, alone, ask, damage, expect, output, replacement, restoring, session,
 };
 
 const BUCKET: &str = "bucket";
@@ -152,6 +153,11 @@ impl Store {
     }
 
     fn command(&self, cluster: &Cluster, args: &[&str]) -> Command {
+        self.leasehold(cluster, &[&["backup"], args].concat())
+    }
+
+    /// `leasehold` with this store in its environment.
+    fn leasehold(&self, cluster: &Cluster, args: &[&str]) -> Command {
         let mut command = Command::new(process::binary("leasehold").expect("the command"));
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("AWS_") {
@@ -166,7 +172,6 @@ impl Store {
             .env("AWS_SECRET_ACCESS_KEY", SECRET)
             .arg("--endpoints")
             .arg(cluster.endpoint_list())
-            .arg("backup")
             .args(args);
         command
     }
@@ -261,6 +266,13 @@ async fn in_a_store() {
     assert_eq!(store.objects(), [store.path()], "a draft is left");
     assert_eq!(parts(store.root.path()), NOTHING, "parts are left");
     expect(&store.run(&cluster, &["verify", OBJECT]), 0, &["sound", "hold(s)"]);
+
+    let (pipe, place) = (store.leasehold(&cluster, &["pipe"]), format!("{OBJECT}-by-pipe"));
+    let requests = [(1, "backup_create"), (2, "backup_verify"), (3, "backup_create")];
+    let answers =
+        ask(pipe, &requests.map(|(id, op)| json!({ "id": id, "op": op, "place": place })));
+    assert_eq!((&answers[0]["ok"], &answers[1]["ok"]), (&json!(true), &json!(true)), "{answers:?}");
+    assert_eq!(answers[2]["error"], "usage", "{answers:?}");
 
     // A file of it is the same, and a cluster is restored from it.
     let file = cluster.path().join("fetched");

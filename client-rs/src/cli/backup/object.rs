@@ -14,12 +14,17 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey, S3CopyIfNo
 use object_store::path::Path;
 use object_store::{ClientConfigKey, Error, MultipartUpload, ObjectStoreExt, RetryConfig};
 
+use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
+
 use super::super::exit::{CliError, FAILED};
 use super::place::{ObjectName, Place};
 use super::{Draft, unsound};
 
 /// Bytes of a part, which is what is kept in memory. Stores take 10 000 parts of at least 5 MiB.
 const PART_LEN: usize = 8 * 1024 * 1024;
+/// Pieces of an answer that wait to be inspected.
+const PIECES_AHEAD: usize = 4;
 /// What stores copy in one piece.
 const COPY_MAX: u64 = 5 * 1024 * 1024 * 1024;
 /// How often a request is repeated that the store did not answer or could not serve.
@@ -65,14 +70,27 @@ impl Object {
         self.inspect(&self.path).await
     }
 
+    /// The inspector stays on a thread of its own, since `pipe` moves its tasks between threads.
     async fn inspect(&self, path: &Path) -> Result<Contents, CliError> {
-        let mut inspector = Inspector::new();
         let answer = self.store.get(path).await.map_err(self.at())?;
+        let (tell, mut told) = mpsc::channel::<Vec<u8>>(PIECES_AHEAD);
+        let name = self.name.clone();
+        let inspected = spawn_blocking(move || {
+            let mut inspector = Inspector::new();
+            while let Some(bytes) = told.blocking_recv() {
+                inspector.feed(&bytes).map_err(unsound(&name))?;
+            }
+            inspector.finish().map_err(unsound(&name))
+        });
         let mut stream = answer.into_stream();
         while let Some(bytes) = stream.try_next().await.map_err(self.at())? {
-            inspector.feed(&bytes).map_err(unsound(&self.name))?;
+            // It takes no more when it has found a fault.
+            if tell.send(bytes.into()).await.is_err() {
+                break;
+            }
         }
-        inspector.finish().map_err(unsound(&self.name))
+        drop(tell);
+        inspected.await.map_err(|error| self.failed(&error))?
     }
 
     /// Writes all of it to a draft, unchecked.
@@ -83,6 +101,17 @@ impl Object {
             draft.put(&bytes).await?;
         }
         Ok(())
+    }
+
+    /// Whether the store refuses to put a copy where something is: here that draft itself.
+    async fn check_condition(&self, draft: &Path) -> Result<(), CliError> {
+        match self.store.copy_if_not_exists(draft, draft).await {
+            Err(Error::AlreadyExists { .. }) => Ok(()),
+            Err(error) => Err(self.failed(&error)),
+            Ok(()) => Err(self.failed(
+                &"the store would overwrite what has this name (it ignores If-None-Match)",
+            )),
+        }
     }
 
     /// Names the object that an error is about.
@@ -123,17 +152,6 @@ impl ObjectDraft {
         self.len += part.len() as u64;
         let upload = self.upload.as_mut().expect("a draft is begun before it is written");
         upload.put_part(part.into()).await.map_err(self.object.at())
-    }
-
-    /// Whether the store refuses to put a copy where something is: here the draft itself.
-    async fn check_condition(&self) -> Result<(), CliError> {
-        match self.object.store.copy_if_not_exists(&self.draft, &self.draft).await {
-            Err(Error::AlreadyExists { .. }) => Ok(()),
-            Err(error) => Err(self.object.failed(&error)),
-            Ok(()) => Err(self.object.failed(
-                &"the store would overwrite what has this name (it ignores If-None-Match)",
-            )),
-        }
     }
 }
 
@@ -177,7 +195,7 @@ impl Draft for ObjectDraft {
             let text = format!("{} bytes are more than a store copies at once", self.len);
             return Err(self.object.failed(&text));
         }
-        self.check_condition().await?;
+        self.object.check_condition(&self.draft).await?;
         let (from, to) = (&self.draft, &self.object.path);
         self.object.store.copy_if_not_exists(from, to).await.map_err(self.object.at())
     }
