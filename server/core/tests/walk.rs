@@ -102,12 +102,11 @@ fn the_holders_of_a_key_come_in_pages() {
         assert!(matches!(apply(&mut state, &shared), Outcome::Granted(_)));
     }
     let (mut seen, mut pages, mut after) = (Vec::new(), Vec::new(), LeaseId(0));
-    loop {
+    for _ in 0..3 {
         let info = state.key_info_after(b"k", after);
         assert_eq!(info.holders_total, 300);
         pages.push(info.holders.len());
-        let Some(last) = info.holders.last() else { break };
-        after = last.lease;
+        after = info.holders.last().map_or(after, |last| last.lease);
         seen.extend(info.holders.iter().map(|holder| holder.lease));
     }
     assert_eq!((seen, pages), (holders, vec![256, 44, 0]));
